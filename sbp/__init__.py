@@ -8,3 +8,5 @@ if (_root / "pyproject.toml").is_file() and (_root / "planner").is_dir() and str
     __path__.append(str(_root))
 
 __version__ = "0.1.0"
+
+from sbp.ops import library as _library  # noqa: E402, F401  registers all operators
