@@ -1,0 +1,470 @@
+"""Rules proven by brute force: every combination of layouts, sharded for real, compared with the unsharded operator.
+
+For every example call of an operator (`Operator.case`) and every combination of input layouts over {S(i), B, P(sum),
+P(max), P(min)} the kernel runs once per rank on its shards. Every combination of output layouts under which the
+ranks' results are pieces of the unsharded result is *right*. A combination that a rule admits and that is not right
+is **unsound**: an error. One that is right and that no rule admits is **missing**; the operator's `reasons` may say
+why it is left out.
+
+Two bounds of what is proven: Partial parts of integers stay away from the limits of their type (where arithmetic
+wraps around), and parts are drawn at random, a few times, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice, product
+from typing import Any
+
+import numpy
+
+from sbp.dtype import is_floating, numpy_name
+from sbp.errors import SbpError
+from sbp.layout import Broadcast, Layout, Partial, Split
+from sbp.mesh import Mesh
+from sbp.operator import REGISTRY, Case, Operator, TensorType
+from sbp.rule import BoundRule, Signature
+from sbp.shards import partial_axes, reduce_pair, scatter
+
+DEFAULT_MESHES = ((2,), (3,), (2, 2))
+FAST_MESHES = ((2,),)
+_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 3e-2}
+_LIMIT = 40_000  # input combinations of one case; beyond it at most one input is P(max) or P(min)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A combination of layouts that is admitted and wrong, or right and not admitted.
+
+    `detail` says what differs (unsound), or the operator's reason for leaving it out (missing, may be empty).
+    """
+
+    operator: str
+    case: str
+    mesh: tuple[int, ...]
+    signature: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        mesh = "x".join(map(str, self.mesh))
+        return f"{self.operator} {self.case} on {mesh}: {self.signature}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorReport:
+    """What was tried and found for one operator."""
+
+    operator: str
+    cases: int
+    combinations: int
+    admitted: int
+    unsound: tuple[Finding, ...] = ()
+    missing: tuple[Finding, ...] = ()
+    missing_with_reason: tuple[Finding, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Nothing that is admitted is wrong."""
+        return not self.unsound
+
+    def __add__(self, other: OperatorReport) -> OperatorReport:
+        return OperatorReport(
+            self.operator,
+            max(self.cases, other.cases),
+            self.combinations + other.combinations,
+            self.admitted + other.admitted,
+            self.unsound + other.unsound,
+            self.missing + other.missing,
+            self.missing_with_reason + other.missing_with_reason,
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.operator}: {self.cases} cases, {self.combinations} combinations, {self.admitted} admitted, "
+            f"{len(self.unsound)} unsound, {len(self.missing)} missing, {len(self.missing_with_reason)} missing with reason"
+        ]
+        lines += [f"  UNSOUND {finding}" for finding in self.unsound]
+        lines += [f"  missing {finding}" for finding in self.missing]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was tried and found for several operators."""
+
+    operators: tuple[OperatorReport, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Nothing that is admitted is wrong."""
+        return all(report.sound for report in self.operators)
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """Totals: operators, cases, combinations, admitted, unsound, missing, missing_with_reason."""
+        return {
+            "operators": len(self.operators),
+            "cases": sum(report.cases for report in self.operators),
+            "combinations": sum(report.combinations for report in self.operators),
+            "admitted": sum(report.admitted for report in self.operators),
+            "unsound": sum(len(report.unsound) for report in self.operators),
+            "missing": sum(len(report.missing) for report in self.operators),
+            "missing_with_reason": sum(len(report.missing_with_reason) for report in self.operators),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: `summary`, and `operators` by name."""
+
+        def plain(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+            return [
+                {"case": f.case, "mesh": list(f.mesh), "signature": f.signature, "detail": f.detail} for f in findings
+            ]
+
+        return {
+            "summary": self.summary,
+            "operators": {
+                report.operator: {
+                    "cases": report.cases,
+                    "combinations": report.combinations,
+                    "admitted": report.admitted,
+                    "unsound": plain(report.unsound),
+                    "missing": plain(report.missing),
+                    "missing_with_reason": plain(report.missing_with_reason),
+                }
+                for report in self.operators
+            },
+        }
+
+    def __str__(self) -> str:
+        totals = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in self.summary.items())
+        return "\n".join([*map(str, self.operators), totals])
+
+
+def check_rules(
+    names: Iterable[str] | None = None, meshes: Sequence[tuple[int, ...]] = DEFAULT_MESHES, seeds: int = 2
+) -> Report:
+    """Check the rules of operators by brute force.
+
+    Parameters
+    ----------
+    names
+        Operators to check; default all that are registered.
+    meshes
+        Mesh shapes. On one axis every combination of layouts is tried. On several, every admitted signature is; and
+        for operators with compound dimensions (reshapes), every combination of S(i) and B as well.
+    seeds
+        How many sets of random inputs a combination must survive.
+
+    Raises
+    ------
+    GraphError
+        An unknown operator.
+    """
+    reports = []
+    for name in REGISTRY if names is None else names:
+        op = REGISTRY[name]
+        total = OperatorReport(op.name, len(op.cases), 0, 0)
+        for mesh_shape in meshes:
+            total += check_operator(op, mesh_shape, seeds)
+        reports.append(total)
+    return Report(tuple(reports))
+
+
+def check_operator(op: Operator, mesh_shape: tuple[int, ...], seeds: int = 2) -> OperatorReport:
+    """Check one operator's rule on all of its cases on one mesh."""
+    total = OperatorReport(op.name, len(op.cases), 0, 0)
+    mesh = Mesh(tuple(mesh_shape))
+    for case in op.cases:
+        total += _check_case(op, case, mesh, seeds)
+    return total
+
+
+def case_text(op: Operator, case: Case) -> str:
+    """A case as it is printed: `(f32[4,6], f32[6,5], axis=1)`."""
+    attributes = [f"{name}={value!r}" for name, value in case.attributes.items()]
+    return "(" + ", ".join([*map(str, case.types), *attributes]) + ")"
+
+
+def signature_text(inputs: Sequence[Layout], outputs: Sequence[Layout]) -> str:
+    """Layouts as reasons and reports write them; on a one-axis mesh without parentheses: `S(0), B -> S(0)`."""
+
+    def text(layouts: Sequence[Layout]) -> str:
+        return ", ".join(str(layout[0]) if len(layout) == 1 else str(layout) for layout in layouts)
+
+    return f"{text(inputs)} -> {text(outputs)}"
+
+
+def draw_inputs(op: Operator, case: Case, rng: numpy.random.Generator) -> list[numpy.ndarray]:
+    """Random inputs of a case: floating ones in float64, normal, or uniform in their range; integers below its end."""
+    drawn = []
+    for index, kind in enumerate(case.types):
+        name = op.input_names[min(index, len(op.input_names) - 1)]
+        bounds = case.ranges.get(name)
+        array: Any
+        if kind.dtype == "bool":
+            array = rng.random(kind.shape) < 0.5
+        elif is_floating(kind.dtype):
+            array = rng.standard_normal(kind.shape) if bounds is None else rng.uniform(*bounds, kind.shape)
+        else:
+            low, high = bounds or ((0, 7) if kind.dtype.startswith("u") else (-6, 7))
+            array = rng.integers(low, high, kind.shape).astype(numpy_name(kind.dtype))
+        array = numpy.asarray(array)
+        array.flags.writeable = False
+        drawn.append(array)
+    return drawn
+
+
+class _Trial:
+    """One case on one mesh with one set of random inputs: the unsharded result, and sharded results as asked for."""
+
+    def __init__(self, op: Operator, case: Case, rule: BoundRule, outputs: Sequence[TensorType], mesh: Mesh, seed: int):
+        self.op, self.case, self.mesh, self.rule = op, case, mesh, rule
+        self.rng = numpy.random.default_rng([seed, len(case.types)])
+        self.inputs = draw_inputs(op, case, self.rng)
+        self.in_shapes = [t.shape for t in case.types]
+        self.out_shapes = [t.shape for t in outputs]
+        self.problem = ""
+        self.expected = self._run(self.inputs, op.complete(case.attributes))
+        self._check_types(outputs)
+        self._parts: dict[tuple[int, Layout], list[numpy.ndarray]] = {}
+        self._results: dict[Any, list[list[numpy.ndarray]] | Exception] = {}
+        self._of: tuple[Layout, ...] | None = None
+
+    def _run(self, inputs: Sequence[numpy.ndarray], attributes: dict[str, Any]) -> list[numpy.ndarray]:
+        with numpy.errstate(all="ignore"):
+            made = self.op.kernel(numpy, *inputs, **attributes)
+        return [numpy.asarray(item) for item in (made if isinstance(made, (tuple, list)) else (made,))]
+
+    def _check_types(self, outputs: Sequence[TensorType]) -> None:
+        for index, expected in enumerate(outputs):
+            if index >= len(self.expected):
+                self.problem = f"the kernel gives {len(self.expected)} results, the rule {len(outputs)}"
+                return
+            found = self.expected[index]
+            same = (found.dtype.kind == "f") if is_floating(expected.dtype) else (found.dtype == numpy_name(expected.dtype))
+            if found.shape != expected.shape or not same:
+                self.problem = f"unsharded, the kernel makes {found.dtype}{list(found.shape)} where the rule says {expected}"
+                return
+            if found.dtype.kind == "f" and numpy.isnan(found).any():
+                self.problem = "unsharded, the kernel makes NaN; give the case `ranges` inside the operator's domain"
+                return
+
+    def held(self, index: int, layout: Layout) -> list[numpy.ndarray]:
+        """The shards of one input, the same whenever they are asked for."""
+        key = (index, layout)
+        if key not in self._parts:
+            parts = scatter(self.inputs[index], layout, self.mesh, numpy, self.rng)
+            for part in parts:
+                part.flags.writeable = False
+            self._parts[key] = parts
+        return self._parts[key]
+
+    def results(self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...] | None) -> list[list[numpy.ndarray]]:
+        """Per rank the kernel's results on its shards; runs that differ in nothing but the output layouts share them."""
+        if inputs != self._of:
+            self._of, self._results = inputs, {}
+        op, case = self.op, self.case
+        attributes = []
+        for place in self.mesh.coordinates():
+            if op._localize is None:
+                attributes.append(op.complete(case.attributes))
+                continue
+            assert outputs is not None
+            boxes = [
+                tuple(layout.shard(shape, self.mesh.shape, place) for layout, shape in zip(layouts, shapes))
+                for layouts, shapes in ((inputs, self.in_shapes), (outputs, self.out_shapes))
+            ]
+            attributes.append(op.local_attributes(case.attributes, boxes[0], boxes[1]))
+        key = repr(attributes)
+        if key not in self._results:
+            try:
+                shards = [self.held(index, layout) for index, layout in enumerate(inputs)]
+                self._results[key] = [
+                    self._run([parts[rank] for parts in shards], attributes[rank]) for rank in range(self.mesh.size)
+                ]
+            except Exception as error:  # a kernel may fail in any way on shards that do not fit together
+                self._results[key] = error
+        found = self._results[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def difference(self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> str:
+        """Why the sharded run is not a sharding of the unsharded one; "" if it is."""
+        try:
+            results = self.results(inputs, outputs)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        for index, layout in enumerate(outputs):
+            found = self.output_difference(results, index, layout)
+            if found:
+                return f"{self.op.output_names[min(index, len(self.op.output_names) - 1)]} {found}"
+        return ""
+
+    def output_difference(self, results: list[list[numpy.ndarray]], index: int, layout: Layout) -> str:
+        """The same for one output."""
+        expected = self.expected[index]
+        mesh = self.mesh
+        axes = partial_axes(layout)
+        pieces: dict[tuple[int, ...], numpy.ndarray] = {}
+        for rank, place in enumerate(mesh.coordinates()):
+            part = results[rank][index]
+            box = layout.shard(expected.shape, mesh.shape, place)
+            if part.shape != box.shape:
+                return f"on rank {rank} has shape {list(part.shape)}, its shard {list(box.shape)}"
+            if part.dtype != expected.dtype:
+                return f"on rank {rank} has type {part.dtype}, unsharded {expected.dtype}"
+            if not axes:
+                if not _close(part, expected[box.slices]):
+                    return f"on rank {rank} differs from its shard of the unsharded result"
+                continue
+            key = tuple(0 if axis in axes else index for axis, index in enumerate(place))
+            sbp = layout[axes[0]]
+            assert isinstance(sbp, Partial)
+            if key in pieces:
+                if part.dtype == bool and sbp.reduce == "sum":
+                    return "is boolean and has no sum"
+                with numpy.errstate(all="ignore"):
+                    pieces[key] = reduce_pair(pieces[key], part, sbp.reduce)
+            else:
+                pieces[key] = part
+        for place, whole in pieces.items():
+            if not _close(whole, expected[layout.shard(expected.shape, mesh.shape, place).slices]):
+                return "reduced over its parts differs from the unsharded result"
+        return ""
+
+
+def _close(found: numpy.ndarray, expected: numpy.ndarray) -> bool:
+    if found.size == 0:
+        return True
+    if found.dtype.kind != "f":
+        return bool((found == expected).all())
+    tolerance = _TOLERANCE[found.dtype.name]
+    with numpy.errstate(all="ignore"):
+        finite = numpy.abs(expected[numpy.isfinite(expected)])
+        scale = max(1.0, float(finite.max())) if finite.size else 1.0
+        near = (numpy.abs(found - expected) <= tolerance * scale) | (found == expected)
+        return bool((near | (numpy.isnan(found) & numpy.isnan(expected))).all())
+
+
+def _check_case(op: Operator, case: Case, mesh: Mesh, seeds: int) -> OperatorReport:
+    label = case_text(op, case)
+    rule = op.bind(case.types, case.attributes)
+    outputs = op.infer(case.types, case.attributes)
+    trials = [_Trial(op, case, rule, outputs, mesh, seed) for seed in range(seeds)]
+    problem = next((trial.problem for trial in trials if trial.problem), "")
+    if problem:
+        return OperatorReport(op.name, len(op.cases), 1, 0, (Finding(op.name, label, mesh.shape, "unsharded", problem),))
+    admitted = rule.signatures(mesh.shape)
+    unsound = []
+    for signature in admitted:
+        reason = next(filter(None, (trial.difference(signature.inputs, signature.outputs) for trial in trials)), "")
+        if reason:
+            text = signature_text(signature.inputs, signature.outputs)
+            unsound.append(Finding(op.name, label, mesh.shape, text, reason))
+    tried = len(admitted)
+    missing, reasoned = [], []
+    if mesh.ndim == 1 or _has_compound(rule):
+        known = set(admitted)
+        for signature, count in _right(trials, mesh, case.types, outputs, with_partial=mesh.ndim == 1):
+            tried += count
+            if signature is None or signature in known:
+                continue
+            text = signature_text(signature.inputs, signature.outputs)
+            why = _reason(op, text)
+            (reasoned if why else missing).append(Finding(op.name, label, mesh.shape, text, why))
+    return OperatorReport(op.name, len(op.cases), tried, len(admitted), tuple(unsound), tuple(missing), tuple(reasoned))
+
+
+def _reason(op: Operator, signature: str) -> str:
+    """The operator's reason for leaving a signature out; keys may be globs, such as `P(max), * -> *`."""
+    for pattern, reason in op.reasons.items():
+        if fnmatchcase(signature, pattern):
+            return reason
+    return ""
+
+
+def _has_compound(rule: BoundRule) -> bool:
+    return any(len(dimension) > 1 for operand in (*rule.inputs, *rule.outputs) for dimension in operand)
+
+
+def layouts_for(kind: TensorType, mesh: Mesh, with_partial: bool = True) -> list[Layout]:
+    """Every layout of a tensor that is not a trivial one: dimensions split at least once per rank."""
+    options: list[Any] = [Broadcast()]
+    options += [Split(axis) for axis, size in enumerate(kind.shape) if size > 1]
+    if with_partial:
+        options += [Partial(reduce) for reduce in ("sum", "max", "min") if kind.dtype != "bool" or reduce != "sum"]
+    return [Layout(axes) for axes in product(options, repeat=mesh.ndim)]
+
+
+def _is_trivial(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Some rank holds nothing: what is right then may be right by chance."""
+    last = layout.shard(shape, mesh.shape, tuple(size - 1 for size in mesh.shape))
+    return 0 in last.shape
+
+
+def _right(
+    trials: list[_Trial], mesh: Mesh, types: Sequence[TensorType], outputs: Sequence[TensorType], with_partial: bool
+) -> Iterator[tuple[Signature | None, int]]:
+    """Every right and not trivial signature, with the number of combinations tried since the last one."""
+    in_options = [
+        [layout for layout in layouts_for(t, mesh, with_partial) if not _is_trivial(layout, t.shape, mesh)] for t in types
+    ]
+    out_options = [
+        [layout for layout in layouts_for(t, mesh, with_partial) if not _is_trivial(layout, t.shape, mesh)] for t in outputs
+    ]
+    count = 1
+    for options in in_options:
+        count *= len(options)
+    first = trials[0]
+    tried = 0
+    for inputs in product(*in_options):
+        if count > _LIMIT and sum(_is_extremum(layout) for layout in inputs) > 1:
+            continue
+        right: Iterable[tuple[Layout, ...]]
+        if first.op._localize is None:
+            try:
+                results = first.results(inputs, None)
+            except Exception:
+                tried += 1
+                continue
+            per_output = []
+            for index, options in enumerate(out_options):
+                tried += len(options)
+                per_output.append([layout for layout in options if not first.output_difference(results, index, layout)])
+            right = product(*per_output)
+        else:
+            combinations = list(product(*out_options))
+            tried += len(combinations)
+            right = [found for found in combinations if not first.difference(inputs, found)]
+        right = [found for found in right if not any(trial.difference(inputs, found) for trial in islice(trials, 1, None))]
+        for found in _undominated(right):
+            yield Signature(tuple(inputs), found), tried
+            tried = 0
+    yield None, tried
+
+
+def _is_extremum(layout: Layout) -> bool:
+    return any(isinstance(sbp, Partial) and sbp.reduce != "sum" for sbp in layout)
+
+
+def _undominated(right: list[tuple[Layout, ...]]) -> Iterator[tuple[Layout, ...]]:
+    """Without those that have a Partial output where B is right as well: B turns into any Partial for nothing."""
+    known = set(right)
+    for found in right:
+        weaker = (
+            (*found[:k], layout.replace(axis, Broadcast()), *found[k + 1 :])
+            for k, layout in enumerate(found)
+            for axis in partial_axes(layout)
+        )
+        if not any(other in known for other in weaker):
+            yield found
+
+
+def require_sound(report: Report) -> None:
+    """Raise `SbpError` with every unsound combination of a report."""
+    wrong = [str(finding) for item in report.operators for finding in item.unsound]
+    if wrong:
+        raise SbpError("rules admit layouts that give wrong numbers; correct these rules:\n" + "\n".join(wrong))
