@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sbp.errors import GraphError
+from sbp.errors import GraphError, SbpError
 from sbp.operator import REGISTRY, TensorType
 from sbp.rule import BoundRule
 
@@ -19,6 +20,7 @@ SCHEMA = 1
 KINDS = ("input", "parameter", "buffer", "optimizer", "activation", "gradient")
 STATE_KINDS = ("parameter", "buffer", "optimizer")
 PHASES = ("forward", "backward", "optimizer")
+INITIALS = ("zeros", "ones", "constant", "normal", "uniform", "integers", "arange")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,13 @@ class Graph:
                     raise GraphError(f"{place}: reads the unknown value {name!r}; declare it or make it first.")
                 if name not in known:
                     raise GraphError(f"{place}: reads {name!r} before it is made; nodes must be in topological order.")
-            inferred = REGISTRY[node.op].infer(self.types(node.inputs), node.attributes)
+            if node.phase not in PHASES:
+                raise GraphError(f"{place}: its phase {node.phase!r} is none of {', '.join(PHASES)}.")
+            try:
+                inferred = REGISTRY[node.op].infer(self.types(node.inputs), node.attributes)
+            except SbpError as error:
+                reads = ", ".join(str(self.values[name]) for name in node.inputs) or "no values"
+                raise GraphError(f"{place}, which reads {reads}: {error}") from None
             if len(inferred) != len(node.outputs):
                 raise GraphError(f"{place}: lists {len(node.outputs)} outputs, the operator has {len(inferred)}.")
             for name, expected in zip(node.outputs, inferred):
@@ -163,6 +171,10 @@ class Graph:
             if name not in known:
                 raise GraphError(f"graph {self.name}: output {name!r} is never made.")
         for name, value in self.values.items():
+            if value.name != name:
+                raise GraphError(f"value {value.name!r} is listed under the name {name!r}; both must be the same.")
+            if value.initial is not None and value.initial.kind not in INITIALS:
+                raise GraphError(f"value {name!r}: its initial kind {value.initial.kind!r} is none of {', '.join(INITIALS)}.")
             if value.kind not in KINDS:
                 raise GraphError(f"value {name!r}: kind {value.kind!r} is none of {', '.join(KINDS)}.")
             if name not in self.producers and value.kind not in ("input", *STATE_KINDS):
@@ -185,7 +197,7 @@ class Graph:
                     "shape": list(value.shape),
                     "dtype": value.dtype,
                     "kind": value.kind,
-                    **({"initial": [value.initial.kind, *value.initial.parameters]} if value.initial else {}),
+                    **({"initial": [value.initial.kind, *map(_plain, value.initial.parameters)]} if value.initial else {}),
                 }
                 for value in self.values.values()
             ],
@@ -195,7 +207,7 @@ class Graph:
                     "op": node.op,
                     "inputs": list(node.inputs),
                     "outputs": list(node.outputs),
-                    "attributes": dict(node.attributes),
+                    "attributes": {key: _plain(item) for key, item in node.attributes.items()},
                     "module": node.module,
                     "phase": node.phase,
                 }
@@ -210,31 +222,29 @@ class Graph:
         """Read what `to_json` wrote; missing or wrong fields raise `GraphError` naming them."""
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             raise GraphError(f"this is not a graph of schema {SCHEMA}; write it again with Graph.to_json.")
+        place = "graph file"
         try:
-            values = {}
-            for item in data["values"]:
-                initial = item.get("initial")
-                values[item["name"]] = Value(
-                    item["name"],
-                    TensorType(tuple(item["shape"]), item["dtype"]),
-                    item["kind"],
-                    Initial(initial[0], tuple(initial[1:])) if initial else None,
-                )
-            nodes = tuple(
-                Node(
-                    item["name"],
-                    item["op"],
-                    tuple(item["inputs"]),
-                    tuple(item["outputs"]),
-                    {key: _tuples(value) for key, value in item["attributes"].items()},
-                    item.get("module", ""),
-                    item.get("phase", "forward"),
-                )
-                for item in data["nodes"]
-            )
-            graph = cls(data["name"], values, nodes, tuple(data["outputs"]), dict(data["updates"]))
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise GraphError(f"graph file: field {error} is missing or of the wrong type.") from None
+            values: dict[str, Value] = {}
+            for index, item in enumerate(data["values"]):
+                place = f"graph file, value {index}"
+                place = f"graph file, value {item['name']!r}"
+                if item["name"] in values:
+                    raise GraphError("is listed twice; every value is declared once.")
+                values[item["name"]] = _value_from(item)
+            nodes = []
+            place = "graph file"
+            for index, item in enumerate(data["nodes"]):
+                place = f"graph file, node {index}"
+                place = f"graph file, node {item['name']!r}"
+                nodes.append(_node_from(item))
+            place = "graph file"
+            graph = cls(data["name"], values, tuple(nodes), tuple(data["outputs"]), dict(data["updates"]))
+        except KeyError as error:
+            raise GraphError(f"{place}: the field {error} is missing; write the graph again with Graph.to_json.") from None
+        except GraphError as error:
+            raise GraphError(f"{place}: {error}") from None
+        except (TypeError, AttributeError, IndexError, ValueError) as error:
+            raise GraphError(f"{place}: a field has the wrong type ({error}); write the graph again with Graph.to_json.") from None
         return graph.validate()
 
     def to_networkx(self) -> networkx.MultiDiGraph:
@@ -260,5 +270,37 @@ class Graph:
         return f"graph {self.name}: {len(self.sources)} sources, {len(self.nodes)} nodes, {len(self.parameters)} parameters"
 
 
+def _value_from(item: Mapping[str, Any]) -> Value:
+    initial = item.get("initial")
+    return Value(
+        item["name"],
+        TensorType(tuple(item["shape"]), item["dtype"]),
+        item["kind"],
+        Initial(initial[0], tuple(map(_tuples, initial[1:]))) if initial else None,
+    )
+
+
+def _node_from(item: Mapping[str, Any]) -> Node:
+    return Node(
+        item["name"],
+        item["op"],
+        tuple(item["inputs"]),
+        tuple(item["outputs"]),
+        {key: _tuples(value) for key, value in item["attributes"].items()},
+        item.get("module", ""),
+        item.get("phase", "forward"),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinities, and its writers differ in what they make of them; they are written by name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _tuples(value: Any) -> Any:
+    """The inverse of `_plain`."""
+    if isinstance(value, Mapping):
+        return float(value["float"])
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -114,13 +114,18 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str | SBP | Layout | Sequence) -> Layout:
-        """A layout from `"S(0), B"`, `"(S(0), B)"`, `"[Shard(0), Replicate()]"`, an SBP, or a sequence of these."""
+        """A layout from `"S(0), B"`, `"(S(0), B)"`, `"[Shard(0), Replicate()]"`, an SBP, or a sequence of these.
+
+        DTensor's own placement objects are read by how they print.
+        """
         if isinstance(text, Layout):
             return text
         if isinstance(text, (Split, Broadcast, Partial)):
             return cls((text,))
+        if not isinstance(text, (str, Iterable)):
+            raise LayoutError(f"{text!r} is not a layout; write one SBP per mesh axis, such as 'S(0), B'.")
         if not isinstance(text, str):
-            return cls(tuple(item if isinstance(item, (Split, Broadcast, Partial)) else parse_sbp(item) for item in text))
+            return cls(tuple(item if isinstance(item, (Split, Broadcast, Partial)) else parse_sbp(item if isinstance(item, str) else repr(item)) for item in text))
         inner = text.strip()
         if (inner.startswith("(") and inner.endswith(")")) or (inner.startswith("[") and inner.endswith("]")):
             inner = inner[1:-1]

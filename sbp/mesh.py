@@ -30,7 +30,7 @@ class Mesh:
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
         if not shape or any(not isinstance(size, int) or size < 1 for size in shape):
             raise MeshError(f"A mesh needs at least one axis of whole size 1 or more, got {list(shape)}.")
-        names = (self.names,) if isinstance(self.names, str) else tuple(self.names) or DEFAULT_NAMES[: len(shape)]
+        names = (self.names,) if isinstance(self.names, str) else tuple(self.names) or _default_names(len(shape))
         if len(names) != len(shape) or len(set(names)) != len(names):
             raise MeshError(f"A mesh of shape {list(shape)} needs {len(shape)} different axis names, got {list(names)}.")
         object.__setattr__(self, "shape", shape)
@@ -61,10 +61,14 @@ class Mesh:
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Where a rank stands, one index per axis."""
+        if not 0 <= rank < self.size:
+            raise MeshError(f"{self} has the ranks 0 to {self.size - 1}, got {rank}.")
         return _coordinates(self.shape)[rank]
 
     def rank(self, coordinate: Sequence[int]) -> int:
         """The rank at a coordinate."""
+        if len(coordinate) != len(self.shape) or any(not 0 <= at < size for at, size in zip(coordinate, self.shape)):
+            raise MeshError(f"{list(coordinate)} is not a place of {self}; give one index per axis, each below its size.")
         found = 0
         for index, size in zip(coordinate, self.shape):
             found = found * size + index
@@ -84,6 +88,10 @@ class Mesh:
 
     def __str__(self) -> str:
         return "mesh(" + ", ".join(f"{name}={size}" for name, size in zip(self.names, self.shape)) + ")"
+
+
+def _default_names(count: int) -> tuple[str, ...]:
+    return DEFAULT_NAMES[:count] if count <= len(DEFAULT_NAMES) else tuple(f"axis{index}" for index in range(count))
 
 
 @lru_cache(maxsize=256)

@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 
 from sbp.errors import RuleError
 from sbp.layout import SBP, Broadcast, Layout, Partial, Shard, Split
@@ -127,6 +128,14 @@ def parse_rule(text: str) -> Rule:
 
     inputs = tuple(pattern(part) for part in left.split(",")) if left.strip() else ()
     outputs = tuple(pattern(part) for part in right.split(","))
+    for operand in (*inputs, *outputs):
+        once = [name for term in operand for name in term.factors if name not in never]
+        twice = sorted({name for name in once if once.count(name) > 1})
+        if twice:
+            raise RuleError(
+                f"Rule {text!r}: an operand has {', '.join(twice)} twice, so no split of it is a split of one dimension; "
+                "mark it with ^, or give the two dimensions different names."
+            )
     named = {name for operand in inputs for term in operand for name in term.factors}
     for operand in outputs:
         lacking = named - {name for term in operand for name in term.factors} - never - set(reduces)
@@ -352,14 +361,18 @@ def _agree(rule: Rule, known: dict[str, int], name: str, size: int, position: in
 _Choice = tuple[tuple[SBP, ...], tuple[SBP, ...], int | None]
 
 
-def _axis_choices(rule: BoundRule, sizes: tuple[int, ...], parts: int, least_fill: float) -> Iterator[_Choice]:
+# The different sizes that each factor has on some rank, largest first: uneven splits leave several.
+_Sizes = tuple[tuple[int, ...], ...]
+
+
+def _axis_choices(rule: BoundRule, sizes: _Sizes, parts: int, least_fill: float) -> Iterator[_Choice]:
     """What one mesh axis of `parts` ranks can do, given what the axes to its left have left of each factor."""
     whole = Broadcast()
     yield (whole,) * len(rule.inputs), (whole,) * len(rule.outputs), None
     for number, factor in enumerate(rule.factors):
         if not factor.splittable:
             continue
-        size = sizes[number]
+        size = sizes[number][0]
         if size < least_fill * parts * -(-size // parts):
             continue
         found = [_position(operand, number, sizes, parts) for operand in (*rule.inputs, *rule.outputs)]
@@ -381,24 +394,35 @@ def _axis_choices(rule: BoundRule, sizes: tuple[int, ...], parts: int, least_fil
 _BLOCKED = -1
 
 
-def _position(operand: Dimensions, number: int, sizes: tuple[int, ...], parts: int) -> int | None:
+def _position(operand: Dimensions, number: int, sizes: _Sizes, parts: int) -> int | None:
     """The dimension of an operand that splits with a factor; None if it lacks it, _BLOCKED if it cannot be split there."""
     for position, dimension in enumerate(operand):
         if number in dimension:
             at = dimension.index(number)
-            if any(sizes[other] != 1 for other in dimension[:at]):
+            if any(sizes[other][0] != 1 for other in dimension[:at]):
                 return _BLOCKED
-            if any(sizes[other] != 1 for other in dimension[at + 1 :]) and sizes[number] % parts:
-                return _BLOCKED  # uneven chunks of the flat dimension would cut through the minor factors
+            minors = [math.prod(found) for found in product(*(sizes[other] for other in dimension[at + 1 :]))]
+            if any(-(-size * minor // parts) != -(-size // parts) * minor for size in sizes[number] for minor in minors):
+                return _BLOCKED  # the chunks of the flat dimension would cut through the minor factors
             return position
     return None
+
+
+def _chunk_sizes(sizes: tuple[int, ...], parts: int) -> tuple[int, ...]:
+    """The different sizes of the chunks when dimensions of these sizes are split."""
+    found = set()
+    for size in sizes:
+        step = -(-size // parts)
+        whole = size // step if step else parts
+        found |= {step} if whole >= parts else {step, size - whole * step} | ({0} if whole + 1 < parts else set())
+    return tuple(sorted(found, reverse=True))
 
 
 @lru_cache(maxsize=1 << 14)
 def _signatures(rule: BoundRule, mesh_shape: tuple[int, ...], least_fill: float) -> tuple[Signature, ...]:
     found: dict[Signature, None] = {}
 
-    def extend(axis: int, sizes: tuple[int, ...], chosen: tuple[_Choice, ...]) -> None:
+    def extend(axis: int, sizes: _Sizes, chosen: tuple[_Choice, ...]) -> None:
         if axis == len(mesh_shape):
             inputs = tuple(Layout(tuple(choice[0][i] for choice in chosen)) for i in range(len(rule.inputs)))
             outputs = tuple(Layout(tuple(choice[1][i] for choice in chosen)) for i in range(len(rule.outputs)))
@@ -408,10 +432,10 @@ def _signatures(rule: BoundRule, mesh_shape: tuple[int, ...], least_fill: float)
         parts = mesh_shape[axis]
         for choice in _axis_choices(rule, sizes, parts, least_fill):
             number = choice[2]
-            left = sizes if number is None else sizes[:number] + (-(-sizes[number] // parts),) + sizes[number + 1 :]
+            left = sizes if number is None else (*sizes[:number], _chunk_sizes(sizes[number], parts), *sizes[number + 1 :])
             extend(axis + 1, left, (*chosen, choice))
 
-    extend(0, tuple(factor.size for factor in rule.factors), ())
+    extend(0, tuple((factor.size,) for factor in rule.factors), ())
     return tuple(found)
 
 
