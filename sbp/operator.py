@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +33,7 @@ from sbp.rule import BoundRule, Passing, Signature, bind, parse_rule
 
 Attributes = dict[str, Any]
 RuleSource = str | Callable[..., "str | tuple[str, dict[str, int]]"]
+PassingSource = str | Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class TensorType:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        if any(size < 0 for size in self.shape):
+            raise GraphError(f"a shape has sizes of at least 0, got {list(self.shape)}.")
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
 
     @property
@@ -81,8 +84,10 @@ class Operator:
     the graph being built; called with arrays, it runs its kernel.
 
     Attributes that can be set after creation: `flops` (a function of the rule's named dimensions, returning FLOP;
-    default one per output element), `traffic` (the same, returning bytes read and written; default all operands once),
-    `reasons` (a signature that would be right but is not admitted, as text -> why).
+    default one per output element), `traffic` (the same, returning bytes read and written; default all operands once;
+    may also name `itemsize`, the bytes of an output element), `reasons` (a signature that would be right but is not
+    admitted, as text -> why). Both functions may name attributes, `elements` (those of the largest operand) and
+    `elements_out` (those of all outputs), all of them local to a rank.
     """
 
     def __init__(
@@ -91,9 +96,10 @@ class Operator:
         rule: RuleSource,
         *,
         name: str | None = None,
-        linear: str = "",
-        monotone: str = "",
-        antitone: str = "",
+        linear: PassingSource = "",
+        monotone: PassingSource = "",
+        antitone: PassingSource = "",
+        passes: Sequence[tuple[str, str, str]] = (),
         outputs: Sequence[str] = ("out",),
         dtype: str | Callable[..., str | Sequence[str]] | None = None,
     ) -> None:
@@ -105,9 +111,14 @@ class Operator:
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self.input_names = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         self.defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        self.output_names = tuple(outputs)
+        self.output_names = tuple(name.removeprefix("*") for name in outputs)
+        self.several = len(self.output_names) > 1 or any(name.startswith("*") for name in outputs)
         self.rule = rule
         self._passing = (linear, monotone, antitone)
+        self._passes = tuple(passes)
+        for text in (*self._passing, *(group for group, _, _ in self._passes)):
+            if isinstance(text, str):
+                tuple(self._groups(text, len(self.input_names), 1))  # names that do not exist are reported here
         self._dtype = dtype
         self.flops: Callable[..., float] | None = None
         self.traffic: Callable[..., float] | None = None
@@ -150,7 +161,14 @@ class Operator:
 
     def bind(self, types: Sequence[TensorType], attributes: Mapping[str, Any]) -> BoundRule:
         """The rule with the sizes of one node; raises `RuleError` naming the operator."""
-        return _bind(self, tuple(types), _freeze(attributes))
+        frozen = _freeze(attributes)
+        try:
+            hash(frozen)
+        except TypeError:
+            raise GraphError(
+                f"operator {self.name}: attributes are plain values (numbers, strings, tuples of these), got {dict(attributes)!r}."
+            ) from None
+        return _bind(self, tuple(types), frozen)
 
     def infer(self, types: Sequence[TensorType], attributes: Mapping[str, Any]) -> tuple[TensorType, ...]:
         """Types of the outputs."""
@@ -164,6 +182,8 @@ class Operator:
             dtypes = types[0].dtype
         if isinstance(dtypes, str):
             dtypes = (dtypes,) * len(shapes)
+        if len(dtypes) != len(shapes):
+            raise RuleError(f"operator {self.name} has {len(shapes)} outputs, its dtype= gives {len(dtypes)} element types.")
         return tuple(TensorType(shape, dtype) for shape, dtype in zip(shapes, dtypes))
 
     def complete(self, attributes: Mapping[str, Any]) -> Attributes:
@@ -201,7 +221,8 @@ class Operator:
         made = [math.prod(layout.local_shape(t.shape, mesh_shape)) for layout, t in zip(signature.outputs, outputs)]
         values: Attributes | None = None
         if self.flops is not None or self.traffic is not None:
-            values = {**self.complete(attributes), **rule.local_sizes(signature, mesh_shape)}
+            counts = {"elements": max((*local, *made)), "elements_out": sum(made)}
+            values = {**counts, **self.complete(attributes), **rule.local_sizes(signature, mesh_shape)}
         flops = float(max(made, default=0)) if self.flops is None else float(_named_call(self.flops, values or {}))
         if self.traffic is None:
             moved = sum(n * SIZES[t.dtype] for n, t in zip((*local, *made), (*types, *outputs)))
@@ -213,12 +234,11 @@ class Operator:
         """Gradients of the inputs from those of the outputs, one per input (None where there is none)."""
         if self._gradient is None:
             raise GraphError(f"operator {self.name} has no gradient; detach its inputs, or define one with @{self.name}.gradient.")
-        several = len(self.output_names) > 1
-        grad: Any = tuple(grads) if several else grads[0]
+        grad: Any = tuple(grads) if self.several else grads[0]
         extra = dict(self.complete(attributes))
         parameters = inspect.signature(self._gradient).parameters
         if "out" in parameters:
-            extra["out"] = tuple(outputs) if several else outputs[0]
+            extra["out"] = tuple(outputs) if self.several else outputs[0]
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             extra = {name: value for name, value in extra.items() if name in parameters}
         result = self._gradient(grad, *inputs, **extra)
@@ -233,8 +253,15 @@ class Operator:
         """Apply to symbols (adds a node) or to arrays (runs the kernel with the arrays' own module)."""
         positional = len(self.input_names)
         if not self.variadic and len(inputs) > positional:
-            names = list(self.defaults)  # further positional arguments are attributes, in order
-            attributes = {**dict(zip(names, inputs[positional:])), **attributes}
+            further = inputs[positional:]  # further positional arguments are attributes, in order
+            names = list(self.defaults)[: len(further)]
+            if len(further) > len(names) or attributes.keys() & set(names):
+                raise GraphError(
+                    f"operator {self.name} takes {positional} tensors ({', '.join(self.input_names)}) and the attributes "
+                    f"({', '.join(self.defaults)}), each once; got {len(inputs)} positional arguments"
+                    f"{' and ' + ', '.join(attributes) if attributes else ''}."
+                )
+            attributes = {**dict(zip(names, further)), **attributes}
             inputs = inputs[:positional]
         if not self.variadic and len(inputs) != positional:
             raise GraphError(f"operator {self.name} takes {positional} tensors ({', '.join(self.input_names)}), got {len(inputs)}.")
@@ -251,43 +278,48 @@ class Operator:
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
 
-    def passing_for(self, count: int, types: Sequence[TensorType]) -> tuple[Passing, ...]:
-        """The Partial inputs that pass, for a call with `count` inputs."""
-        linear, monotone, antitone = self._passing
-        floating = all(t.dtype != "bool" for t in types)
-        found: list[Passing] = []
-        for text, kinds in (
-            (linear, (("sum", "sum"),)),
-            (monotone, (("max", "max"), ("min", "min"))),
-            (antitone, (("max", "min"), ("min", "max"))),
-        ):
-            if not floating and kinds == (("sum", "sum"),):
-                continue
-            for inputs, outputs in self._groups(text, count):
-                found.extend(Passing(inputs, outputs, before, after) for before, after in kinds)
+    def passing_for(
+        self, types: Sequence[TensorType], outputs: int = 1, attributes: Mapping[str, Any] | None = None
+    ) -> tuple[Passing, ...]:
+        """The Partial inputs that pass, for a call with inputs of these types and a number of outputs."""
+        linear, monotone, antitone = (
+            source(*types, **(attributes or {})) if callable(source) else source for source in self._passing
+        )
+        kinds = [(linear, "sum", "sum"), (monotone, "max", "max"), (monotone, "min", "min")]
+        kinds += [(antitone, "max", "min"), (antitone, "min", "max"), *self._passes]
+        found: dict[Passing, None] = {}
+        for text, before, after in kinds:
+            for inputs, reached in self._groups(text, len(types), outputs):
+                # There is no sum of truth values that their own type holds.
+                if before != "sum" or all(types[index].dtype != "bool" for index in inputs):
+                    found[Passing(inputs, reached, before, after)] = None
         return tuple(found)
 
-    def _groups(self, text: str, count: int) -> Iterable[tuple[frozenset[int], frozenset[int]]]:
-        """`"all"`, `"each"`, or groups such as `"x y | w -> out"`: inputs together, optionally the outputs they reach."""
-        every = frozenset(range(len(self.output_names)))
-        if not text:
-            return
-        if text == "all":
-            yield frozenset(range(count)), every
-        elif text == "each":
-            for index in range(count):
-                yield frozenset({index}), every
-        else:
-            for part in text.split("|"):
-                left, arrow, right = part.partition("->")
-                reached = frozenset(self.output_names.index(name) for name in right.split()) if arrow else every
-                indices = []
-                for name in left.split():
-                    if self.variadic and name == self.input_names[-1]:
-                        indices.extend(range(len(self.input_names) - 1, count))
-                    else:
-                        indices.append(self.input_names.index(name))
+    def _groups(self, text: str, count: int, outputs: int) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+        """Groups of inputs that are Partial together, and the outputs they reach: `"all"`, `"each"`, or input names,
+        several of these separated by `|`, each optionally with `-> names of outputs`."""
+        every = frozenset(range(max(outputs, len(self.output_names))))
+        for part in text.split("|") if text else ():
+            left, arrow, right = part.partition("->")
+            reached = frozenset(self._index(name, self.output_names, part) for name in right.split()) if arrow else every
+            names = left.split()
+            if names == ["all"]:
+                yield frozenset(range(count)), reached
+            elif names == ["each"]:
+                for index in range(count):
+                    yield frozenset({index}), reached
+            else:
+                indices: list[int] = []
+                for name in names:
+                    index = self._index(name, self.input_names, part)
+                    last = self.variadic and index == len(self.input_names) - 1
+                    indices.extend(range(index, count) if last else (index,))
                 yield frozenset(indices), reached
+
+    def _index(self, name: str, names: tuple[str, ...], part: str) -> int:
+        if name not in names:
+            raise RuleError(f"operator {self.name}: {part.strip()!r} names {name!r}, which is none of {', '.join(names)}.")
+        return names.index(name)
 
 
 def parse_type(text: str) -> TensorType:
@@ -299,8 +331,10 @@ def parse_type(text: str) -> TensorType:
 
 
 def _named_call(function: Callable, values: Mapping[str, Any]) -> float:
-    """Call a function with those of `values` that its parameters name; an absent group of dimensions has product 1."""
-    return function(**{name: values.get(name, 1) for name in inspect.signature(function).parameters})
+    """Call a function with those of `values` that its parameters name (all with `**`); an absent group has product 1."""
+    parameters = inspect.signature(function).parameters
+    named = {name: values.get(name, 1) for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    return function(**(named if len(named) == len(parameters) else {**values, **named}))
 
 
 def _array_module(inputs: Sequence[Any]) -> Any:
@@ -331,7 +365,8 @@ def _bind(op: Operator, types: tuple[TensorType, ...], attributes: tuple) -> Bou
         if callable(source):
             source = source(*shapes, **complete)
         text, sizes = source if isinstance(source, tuple) else (source, {})
-        return bind(parse_rule(text), shapes, sizes, op.passing_for(len(types), types))
+        rule = parse_rule(text)
+        return bind(rule, shapes, sizes, op.passing_for(types, len(rule.outputs), complete))
     except RuleError as error:
         raise RuleError(f"operator {op.name}({', '.join(map(str, types))}): {error}") from None
 
@@ -383,11 +418,14 @@ def operator(rule: RuleSource, **options: Any) -> Callable[[Callable], Operator]
         where `sizes` gives dimensions that no input has.
     linear
         Inputs in which it is linear, so that P(sum) passes: "all" (all together), "each" (each alone, the others B),
-        or groups by name such as "x y | w", optionally with the outputs reached, "v -> out".
+        or groups by name such as "x y | w", optionally with the outputs reached, "v -> out"; or a function of the
+        input types and attributes that returns such a text.
     monotone, antitone
         The same for P(max) and P(min): non-decreasing passes them, non-increasing exchanges them.
+    passes
+        What these do not say, as (group, reduction before, reduction after), such as ("all", "max", "max").
     outputs
-        Names of the outputs, default one, "out".
+        Names of the outputs, default one, "out"; "*out" if the attributes say how many there are.
     dtype
         Element type of the outputs (a name, or a function of input types and attributes); default the first input's.
     name
