@@ -174,16 +174,21 @@ class Graph:
             if value.name != name:
                 raise GraphError(f"value {value.name!r} is listed under the name {name!r}; both must be the same.")
             if value.initial is not None and value.initial.kind not in INITIALS:
-                raise GraphError(f"value {name!r}: its initial kind {value.initial.kind!r} is none of {', '.join(INITIALS)}.")
+                raise GraphError(
+                    f"value {name!r}: its initial kind {value.initial.kind!r} is none of {', '.join(INITIALS)}."
+                )
             if value.kind not in KINDS:
                 raise GraphError(f"value {name!r}: kind {value.kind!r} is none of {', '.join(KINDS)}.")
             if name not in self.producers and value.kind not in ("input", *STATE_KINDS):
                 raise GraphError(f"value {name!r} is an {value.kind}, but no node makes it.")
         for state, new in self.updates.items():
             if state not in self.state or new not in known:
-                raise GraphError(f"update {state!r} -> {new!r}: the first must be state and the second a value that is made.")
-            if self.values[state].type != self.values[new].type:
-                raise GraphError(f"update {state!r}: is {self.values[state].type}, its next value {new!r} is {self.values[new].type}.")
+                raise GraphError(
+                    f"update {state!r} -> {new!r}: the first must be state and the second a value that is made."
+                )
+            old_type, new_type = self.values[state].type, self.values[new].type
+            if old_type != new_type:
+                raise GraphError(f"update {state!r}: is {old_type}, its next value {new!r} is {new_type}.")
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -197,7 +202,11 @@ class Graph:
                     "shape": list(value.shape),
                     "dtype": value.dtype,
                     "kind": value.kind,
-                    **({"initial": [value.initial.kind, *map(_plain, value.initial.parameters)]} if value.initial else {}),
+                    **(
+                        {"initial": [value.initial.kind, *map(_plain, value.initial.parameters)]}
+                        if value.initial
+                        else {}
+                    ),
                 }
                 for value in self.values.values()
             ],
@@ -240,11 +249,15 @@ class Graph:
             place = "graph file"
             graph = cls(data["name"], values, tuple(nodes), tuple(data["outputs"]), dict(data["updates"]))
         except KeyError as error:
-            raise GraphError(f"{place}: the field {error} is missing; write the graph again with Graph.to_json.") from None
+            raise GraphError(
+                f"{place}: the field {error} is missing; write the graph again with Graph.to_json."
+            ) from None
         except GraphError as error:
             raise GraphError(f"{place}: {error}") from None
         except (TypeError, AttributeError, IndexError, ValueError) as error:
-            raise GraphError(f"{place}: a field has the wrong type ({error}); write the graph again with Graph.to_json.") from None
+            raise GraphError(
+                f"{place}: a field has the wrong type ({error}); write the graph again with Graph.to_json."
+            ) from None
         return graph.validate()
 
     def to_networkx(self) -> networkx.MultiDiGraph:
@@ -267,7 +280,8 @@ class Graph:
         return graph_html(self)
 
     def __str__(self) -> str:
-        return f"graph {self.name}: {len(self.sources)} sources, {len(self.nodes)} nodes, {len(self.parameters)} parameters"
+        counts = f"{len(self.sources)} sources, {len(self.nodes)} nodes, {len(self.parameters)} parameters"
+        return f"graph {self.name}: {counts}"
 
 
 def _value_from(item: Mapping[str, Any]) -> Value:

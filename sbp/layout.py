@@ -1,7 +1,8 @@
 """Layouts: how one tensor lies on a mesh, one SBP per mesh axis, and the exact shard every rank holds.
 
 Chunks follow `torch.chunk`: a dimension of n elements split k ways has chunks of ceil(n / k), so the last ones may be
-shorter or empty. Two mesh axes that split the same dimension nest left to right: the right one chunks what the left one left.
+shorter or empty. Two mesh axes that split the same dimension nest left to right: the right one chunks what the left
+one left.
 """
 
 from __future__ import annotations
@@ -125,7 +126,14 @@ class Layout:
         if not isinstance(text, (str, Iterable)):
             raise LayoutError(f"{text!r} is not a layout; write one SBP per mesh axis, such as 'S(0), B'.")
         if not isinstance(text, str):
-            return cls(tuple(item if isinstance(item, (Split, Broadcast, Partial)) else parse_sbp(item if isinstance(item, str) else repr(item)) for item in text))
+            return cls(
+                tuple(
+                    item
+                    if isinstance(item, (Split, Broadcast, Partial))
+                    else parse_sbp(item if isinstance(item, str) else repr(item))
+                    for item in text
+                )
+            )
         inner = text.strip()
         if (inner.startswith("(") and inner.endswith(")")) or (inner.startswith("[") and inner.endswith("]")):
             inner = inner[1:-1]

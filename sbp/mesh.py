@@ -32,7 +32,9 @@ class Mesh:
             raise MeshError(f"A mesh needs at least one axis of whole size 1 or more, got {list(shape)}.")
         names = (self.names,) if isinstance(self.names, str) else tuple(self.names) or _default_names(len(shape))
         if len(names) != len(shape) or len(set(names)) != len(names):
-            raise MeshError(f"A mesh of shape {list(shape)} needs {len(shape)} different axis names, got {list(names)}.")
+            raise MeshError(
+                f"A mesh of shape {list(shape)} needs {len(shape)} different axis names, got {list(names)}."
+            )
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "names", names)
 
@@ -68,7 +70,9 @@ class Mesh:
     def rank(self, coordinate: Sequence[int]) -> int:
         """The rank at a coordinate."""
         if len(coordinate) != len(self.shape) or any(not 0 <= at < size for at, size in zip(coordinate, self.shape)):
-            raise MeshError(f"{list(coordinate)} is not a place of {self}; give one index per axis, each below its size.")
+            raise MeshError(
+                f"{list(coordinate)} is no place of {self}; give one index per axis, each below its size."
+            )
         found = 0
         for index, size in zip(coordinate, self.shape):
             found = found * size + index

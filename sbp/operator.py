@@ -225,7 +225,7 @@ class Operator:
             values = {**counts, **self.complete(attributes), **rule.local_sizes(signature, mesh_shape)}
         flops = float(max(made, default=0)) if self.flops is None else float(_named_call(self.flops, values or {}))
         if self.traffic is None:
-            moved = sum(n * SIZES[t.dtype] for n, t in zip((*local, *made), (*types, *outputs)))
+            moved: float = sum(n * SIZES[t.dtype] for n, t in zip((*local, *made), (*types, *outputs)))
         else:
             moved = _named_call(self.traffic, {**(values or {}), "itemsize": SIZES[outputs[0].dtype]})
         return flops, float(moved)

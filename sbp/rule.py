@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """Partial inputs that pass: `inputs` together are P(before), the others B; `outputs` become P(after), the others B."""
+    """Partial inputs that pass: `inputs` together P(before), the others B; `outputs` become P(after), the others B."""
 
     inputs: frozenset[int]
     outputs: frozenset[int]
@@ -133,7 +133,7 @@ def parse_rule(text: str) -> Rule:
         twice = sorted({name for name in once if once.count(name) > 1})
         if twice:
             raise RuleError(
-                f"Rule {text!r}: an operand has {', '.join(twice)} twice, so no split of it is a split of one dimension; "
+                f"Rule {text!r}: an operand has {', '.join(twice)} twice, so it cannot be split along it; "
                 "mark it with ^, or give the two dimensions different names."
             )
     named = {name for operand in inputs for term in operand for name in term.factors}
@@ -210,7 +210,9 @@ class BoundRule:
     ) -> tuple[tuple[Shard, ...], tuple[Shard, ...]]:
         """The boxes of all inputs and outputs on the rank at `coordinate`."""
         boxes = (
-            tuple(layout.shard(self._shape(operand), mesh_shape, coordinate) for layout, operand in zip(layouts, operands))
+            tuple(
+                layout.shard(self._shape(operand), mesh_shape, coordinate) for layout, operand in zip(layouts, operands)
+            )
             for layouts, operands in ((signature.inputs, self.inputs), (signature.outputs, self.outputs))
         )
         inputs, outputs = boxes
@@ -243,7 +245,9 @@ def bind(
     known: dict[str, int] = dict(sizes or {})
     if len(shapes) != len(rule.inputs):
         raise RuleError(f"takes {len(rule.inputs)} inputs by its rule {rule.text!r}, got {len(shapes)}")
-    spread = [_spread(rule, operand, shape, position) for position, (operand, shape) in enumerate(zip(rule.inputs, shapes))]
+    spread = [
+        _spread(rule, operand, shape, position) for position, (operand, shape) in enumerate(zip(rule.inputs, shapes))
+    ]
     groups: dict[str, int] = {}
     for operand, (_, count) in zip(rule.inputs, spread):
         for term in operand:
@@ -326,7 +330,7 @@ def bind(
 
 
 def _spread(rule: Rule, operand: tuple[Term, ...], shape: Sequence[int], position: int):
-    """Match the terms of an input pattern with its shape: [(term, size, index from the right within its group)], group rank."""
+    """Match an input pattern with its shape: [(term, size, index from the right in its group)], rank of the group."""
     fixed = sum(not term.is_group for term in operand)
     count = len(shape) - fixed
     has_group = fixed != len(operand)
@@ -343,13 +347,17 @@ def _spread(rule: Rule, operand: tuple[Term, ...], shape: Sequence[int], positio
                 at += 1
         else:
             if not term.factors and shape[at] != 1:
-                raise RuleError(f"input {position} of shape {list(shape)} must have size 1 in dimension {at}, by {rule.text!r}")
+                raise RuleError(
+                    f"input {position} of shape {list(shape)} must have size 1 in dimension {at}, by {rule.text!r}"
+                )
             dimensions.append((term, shape[at], 0))
             at += 1
     return dimensions, count
 
 
-def _agree(rule: Rule, known: dict[str, int], name: str, size: int, position: int, shapes: Sequence[Sequence[int]]) -> None:
+def _agree(
+    rule: Rule, known: dict[str, int], name: str, size: int, position: int, shapes: Sequence[Sequence[int]]
+) -> None:
     if known.setdefault(name, size) != size:
         raise RuleError(
             f"input {position} of shape {list(shapes[position])} does not broadcast with the other inputs "
@@ -395,14 +403,16 @@ _BLOCKED = -1
 
 
 def _position(operand: Dimensions, number: int, sizes: _Sizes, parts: int) -> int | None:
-    """The dimension of an operand that splits with a factor; None if it lacks it, _BLOCKED if it cannot be split there."""
+    """The dimension of an operand that splits with a factor; None if it lacks it, _BLOCKED if it cannot split there."""
     for position, dimension in enumerate(operand):
         if number in dimension:
             at = dimension.index(number)
             if any(sizes[other][0] != 1 for other in dimension[:at]):
                 return _BLOCKED
             minors = [math.prod(found) for found in product(*(sizes[other] for other in dimension[at + 1 :]))]
-            if any(-(-size * minor // parts) != -(-size // parts) * minor for size in sizes[number] for minor in minors):
+            if any(
+                -(-size * minor // parts) != -(-size // parts) * minor for size in sizes[number] for minor in minors
+            ):
                 return _BLOCKED  # the chunks of the flat dimension would cut through the minor factors
             return position
     return None
@@ -432,7 +442,9 @@ def _signatures(rule: BoundRule, mesh_shape: tuple[int, ...], least_fill: float)
         parts = mesh_shape[axis]
         for choice in _axis_choices(rule, sizes, parts, least_fill):
             number = choice[2]
-            left = sizes if number is None else (*sizes[:number], _chunk_sizes(sizes[number], parts), *sizes[number + 1 :])
+            left = (
+                sizes if number is None else (*sizes[:number], _chunk_sizes(sizes[number], parts), *sizes[number + 1 :])
+            )
             extend(axis + 1, left, (*chosen, choice))
 
     extend(0, tuple((factor.size,) for factor in rule.factors), ())

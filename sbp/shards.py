@@ -50,7 +50,9 @@ def scatter(array: Any, layout: Layout, mesh: Mesh, xp: Any, rng: Any) -> list[A
     axes = partial_axes(layout)
     reduces = {sbp.reduce for sbp in layout if isinstance(sbp, Partial)}
     if len(reduces) > 1:
-        raise LayoutError(f"layout {layout} holds parts of a {' and of a '.join(sorted(reduces))}; one kind is allowed.")
+        raise LayoutError(
+            f"layout {layout} holds parts of a {' and of a '.join(sorted(reduces))}; one kind is allowed."
+        )
     sizes = [mesh.shape[axis] for axis in axes]
     count = 1
     for size in sizes:
@@ -64,7 +66,12 @@ def scatter(array: Any, layout: Layout, mesh: Mesh, xp: Any, rng: Any) -> list[A
 
 
 def gather(
-    parts: Sequence[Any], layout: Layout, mesh: Mesh, global_shape: Sequence[int], rtol: float = 0.0, what: str = "tensor"
+    parts: Sequence[Any],
+    layout: Layout,
+    mesh: Mesh,
+    global_shape: Sequence[int],
+    rtol: float = 0.0,
+    what: str = "tensor",
 ) -> Any:
     """The global array from what every rank holds; the inverse of `scatter`.
 
@@ -95,13 +102,15 @@ def gather(
         shard = layout.shard(global_shape, mesh.shape, place)
         if tuple(part.shape) != shard.shape:
             raise LayoutError(
-                f"{what}: rank {rank} at {place} of {mesh} holds shape {list(part.shape)}; layout {layout} of the global "
-                f"shape {list(global_shape)} gives it {list(shard.shape)}. Uneven splits follow torch.chunk."
+                f"{what}: rank {rank} at {place} of {mesh} holds shape {list(part.shape)}; layout {layout} of the "
+                f"global shape {list(global_shape)} gives it {list(shard.shape)}. Uneven splits follow torch.chunk."
             )
         boxes = held.setdefault(tuple(place[axis] for axis in axes), {})
         other, known = boxes.setdefault((shard.offset, shard.shape), (rank, part))
         if other != rank and not _same(known, part, rtol):
-            raise LayoutError(f"{what}: ranks {other} and {rank} of {mesh} hold different numbers, but by {layout} they are replicas.")
+            raise LayoutError(
+                f"{what}: ranks {other} and {rank} of {mesh} hold different numbers, but by {layout} they are replicas."
+            )
     whole = None
     for boxes in held.values():
         assembled = _empty_like(parts[0], global_shape)
@@ -175,7 +184,9 @@ def _sum_parts(array: Any, count: int, xp: Any, rng: Any) -> list[Any]:
     rest = array.copy()
     for _ in range(count - 1):
         if kind == "u":  # no negative parts, and no wrapping around
-            part = xp.asarray(rng.integers(0, rest.astype("int64").get() + 1 if hasattr(rest, "get") else rest.astype("int64") + 1))
+            part = xp.asarray(
+                rng.integers(0, rest.astype("int64").get() + 1 if hasattr(rest, "get") else rest.astype("int64") + 1)
+            )
         elif kind == "i":
             part = xp.asarray(rng.integers(-6, 7, array.shape))
         else:
