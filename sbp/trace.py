@@ -63,6 +63,7 @@ class GraphBuilder:
         self.phase = "forward"
         self._module: list[str] = []
         self._counts: dict[str, int] = {}
+        self._taken: set[str] = set()  # node names; those of nodes with several outputs are not among the values
         self._tokens: list[Any] = []
 
     def __enter__(self) -> GraphBuilder:
@@ -83,8 +84,8 @@ class GraphBuilder:
         symbol = self.symbols[value.name] = Symbol(self, value)
         return symbol
 
-    def apply(self, op: Operator, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-        """Add a node; returns its output symbol, or a tuple of them."""
+    def apply(self, op: Operator, inputs: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None) -> Any:
+        """Add a node; returns its output symbol, or a tuple of them. `name` is used as it is while it is free."""
         for item in inputs:
             if not isinstance(item, Symbol) or item.builder is not self:
                 raise GraphError(
@@ -93,23 +94,24 @@ class GraphBuilder:
                 )
         types = [item.value.type for item in inputs]
         made = op.infer(types, attributes)
-        name = self.unique(f"{self.module}.{op.name}" if self.module else op.name)
+        name = self.unique(name or (f"{self.module}.{op.name}" if self.module else op.name))
+        self._taken.add(name)
         kind = "gradient" if self.phase == "backward" else "activation"
-        outputs = [name] if len(made) == 1 else [f"{name}:{label}" for label in op.output_names]
-        if len(outputs) != len(made):  # an operator with a variable number of outputs
+        outputs = [f"{name}:{label}" for label in op.output_names] if op.several else [name]
+        if op.several and len(op.output_names) == 1:  # as many outputs as the attributes say
             outputs = [f"{name}:{index}" for index in range(len(made))]
         self.nodes.append(
             Node(name, op.name, tuple(item.name for item in inputs), tuple(outputs), dict(attributes), self.module, self.phase)
         )
         symbols = tuple(self._declare(Value(label, t, kind)) for label, t in zip(outputs, made))
-        return symbols[0] if len(made) == 1 and len(op.output_names) == 1 else symbols
+        return symbols if op.several else symbols[0]
 
     def unique(self, base: str) -> str:
         """`base`, or base_1, base_2, ... when it is taken."""
         count = self._counts.get(base, 0)
         self._counts[base] = count + 1
         name = base if count == 0 else f"{base}_{count}"
-        return self.unique(base) if name in self.values else name
+        return self.unique(base) if name in self.values or name in self._taken else name
 
     @property
     def module(self) -> str:
