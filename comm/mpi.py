@@ -24,7 +24,7 @@ class MPICommunicator(ExchangeCommunicator):
     def __init__(self, world: Any = None) -> None:
         try:
             from mpi4py import MPI
-            from mpi4py.util.dtypes import from_numpy_dtype
+            from mpi4py.util.dtlib import from_numpy_dtype
         except (ImportError, RuntimeError) as error:
             raise CommunicationError(
                 f"the MPI communicator needs mpi4py and an MPI library ({error}); "

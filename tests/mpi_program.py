@@ -1,0 +1,53 @@
+"""What tests/test_comm_mpi.py starts on every MPI rank: all collectives, and the bits of a sum against in process."""
+
+import sys
+
+import numpy
+from collective_cases import check, check_point_to_point
+
+from sbp.comm.inprocess import InProcessCommunicator
+from sbp.comm.interface import CommunicationError
+from sbp.comm.mpi import MPICommunicator
+from sbp.mesh import Mesh
+
+
+def same_bits(communicator):
+    """Sums of numbers that round must have the bits of the in-process communicator, short and long arrays alike."""
+    groups = (tuple(range(communicator.size)),)
+    for shape in ((3,), (), (90, 71)):
+        arrays = {
+            rank: numpy.asarray(numpy.random.default_rng(rank).standard_normal(shape)) for rank in range(communicator.size)
+        }
+        expected = InProcessCommunicator(communicator.size).all_reduce(arrays, groups, "sum")
+        mine = {rank: arrays[rank] for rank in communicator.ranks}
+        for rank, array in communicator.all_reduce(mine, groups, "sum").items():
+            assert array.tobytes() == expected[rank].tobytes()
+
+
+def main():
+    communicator = MPICommunicator()
+    count = 0
+    for shape in {2: ((2,),), 3: ((3,),), 4: ((4,), (2, 2))}[communicator.size]:
+        count += check(communicator, Mesh(shape))
+    check_point_to_point(communicator)
+    same_bits(communicator)
+    try:
+        communicator.all_reduce({communicator.ranks[0]: memoryview(b"12")}, (tuple(range(communicator.size)),), "sum")
+    except CommunicationError as error:
+        assert "moves NumPy arrays" in str(error)
+    else:
+        raise AssertionError("an array that is not NumPy's was accepted")
+    communicator.close()
+    sys.stdout.write(f"rank {communicator.ranks[0]} of {communicator.size} passed {count} cases\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        import traceback
+
+        from mpi4py import MPI
+
+        traceback.print_exc()
+        MPI.COMM_WORLD.Abort(1)
