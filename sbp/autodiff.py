@@ -40,7 +40,9 @@ def backward(
         The loss is not a scalar, an element of `wrt` is not floating, or a node on the way has no (or a wrong) gradient.
     """
     if seed is None and loss.shape != ():
-        raise GraphError(f"backward starts from a scalar, but {loss.value} is not; reduce it with mean or sum, or give seed.")
+        raise GraphError(
+            f"backward starts from a scalar, but {loss.value} is not; reduce it with mean or sum, or give seed."
+        )
     if not is_floating(loss.dtype):
         raise GraphError(f"backward starts from a floating value, but {loss.value} holds integers.")
     if seed is not None and seed.value.type != loss.value.type:

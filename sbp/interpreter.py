@@ -107,5 +107,7 @@ def _fed(value: Value, feeds: Mapping[str, Any], xp: Any, floating: str | None) 
         raise GraphError(f"{value.kind} {value.name!r} ({value.type}) is not fed; give an array of that shape.")
     array = xp.asarray(feeds[value.name], dtype=held_in(value.dtype, floating))
     if tuple(array.shape) != value.shape:
-        raise GraphError(f"{value.kind} {value.name!r} is {value.type}, but was fed an array of shape {list(array.shape)}.")
+        raise GraphError(
+            f"{value.kind} {value.name!r} is {value.type}, but was fed an array of shape {list(array.shape)}."
+        )
     return array

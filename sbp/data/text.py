@@ -39,7 +39,9 @@ def read_text(path: str | PathLike[str] | None = None) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read the text {str(path)!r}: {error.strerror}; give the path of a text file.") from None
+        raise DataError(
+            f"cannot read the text {str(path)!r}: {error.strerror}; give the path of a text file."
+        ) from None
 
 
 def batches(

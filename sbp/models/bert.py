@@ -57,7 +57,7 @@ class Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.positions, config.hidden, initial=NORMAL)
         self.token_type_embeddings = nn.Embedding(config.token_types, config.hidden, initial=NORMAL)
         self.LayerNorm = nn.LayerNorm(config.hidden, config.eps)
-        self.dropout = nn.Dropout(config.dropout, seed=0)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Any, token_types: Any) -> Any:
         """tokens, token_types (batch, sequence)."""
@@ -74,14 +74,14 @@ class Embeddings(nn.Module):
 class EncoderLayer(nn.Module):
     """One post-norm transformer layer."""
 
-    def __init__(self, config: BertConfig, index: int) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.attn = nn.SelfAttention(config.hidden, config.heads, initial=NORMAL)
         self.ln_1 = nn.LayerNorm(config.hidden, config.eps)
         self.mlp = FeedForward(config.hidden, config.intermediate)
         self.ln_2 = nn.LayerNorm(config.hidden, config.eps)
-        self.drop_1 = nn.Dropout(config.dropout, seed=2 * index + 1)
-        self.drop_2 = nn.Dropout(config.dropout, seed=2 * index + 2)
+        self.drop_1 = nn.Dropout(config.dropout)
+        self.drop_2 = nn.Dropout(config.dropout)
 
     def forward(self, x: Any) -> Any:
         """(batch, sequence, hidden), same shape out."""
@@ -126,7 +126,7 @@ class Bert(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
-        self.layer = nn.ModuleList(EncoderLayer(config, index) for index in range(config.layers))
+        self.layer = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.predictions = MaskedTokenHead(config, self.embeddings.word_embeddings.weight)
         if config.next_sentence:
             self.pooler = Pooler(config)

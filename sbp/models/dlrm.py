@@ -65,7 +65,9 @@ class DLRM(nn.Module):
     def __init__(self, config: DLRMConfig) -> None:
         super().__init__()
         if config.bottom[-1] != config.width:
-            raise GraphError(f"DLRM: the bottom widths must end with the tables' width {config.width}, got {config.bottom}.")
+            raise GraphError(
+                f"DLRM: the bottom widths must end with the tables' width {config.width}, got {config.bottom}."
+            )
         self.config = config
         features = 1 + len(config.tables)
         self.tables = nn.ModuleList(

@@ -50,7 +50,7 @@ class GPTConfig:
 class Block(nn.Module):
     """One pre-norm transformer layer."""
 
-    def __init__(self, config: GPTConfig, index: int) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         # Layers that end on the residual stream start smaller, by the number of them that add up there.
         residual = Initial("normal", (0.0, 0.02 / math.sqrt(2 * config.layers)))
@@ -58,8 +58,8 @@ class Block(nn.Module):
         self.attn = nn.SelfAttention(config.hidden, config.heads, causal=True, initial=NORMAL, initial_out=residual)
         self.ln_2 = nn.LayerNorm(config.hidden, config.eps)
         self.mlp = FeedForward(config.hidden, config.feed_forward, config.activation, initial_out=residual)
-        self.drop_1 = nn.Dropout(config.dropout, seed=2 * index + 1)
-        self.drop_2 = nn.Dropout(config.dropout, seed=2 * index + 2)
+        self.drop_1 = nn.Dropout(config.dropout)
+        self.drop_2 = nn.Dropout(config.dropout)
 
     def forward(self, x: Any) -> Any:
         """(batch, sequence, hidden), same shape out."""
@@ -75,8 +75,8 @@ class GPT(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocabulary, config.hidden, initial=NORMAL)
         self.wpe = nn.Embedding(config.positions, config.hidden, initial=Initial("normal", (0.0, 0.01)))
-        self.drop = nn.Dropout(config.dropout, seed=0)
-        self.h = nn.ModuleList(Block(config, index) for index in range(config.layers))
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.hidden, config.eps)
         self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
         self.lm_head.weight = self.wte.weight

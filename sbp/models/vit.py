@@ -47,14 +47,14 @@ class ViTConfig:
 class EncoderBlock(nn.Module):
     """One pre-norm transformer layer."""
 
-    def __init__(self, config: ViTConfig, index: int) -> None:
+    def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.hidden, config.eps)
         self.attn = nn.SelfAttention(config.hidden, config.heads, initial=NORMAL)
         self.ln_2 = nn.LayerNorm(config.hidden, config.eps)
         self.mlp = FeedForward(config.hidden, config.intermediate)
-        self.drop_1 = nn.Dropout(config.dropout, seed=2 * index + 1)
-        self.drop_2 = nn.Dropout(config.dropout, seed=2 * index + 2)
+        self.drop_1 = nn.Dropout(config.dropout)
+        self.drop_2 = nn.Dropout(config.dropout)
 
     def forward(self, x: Any) -> Any:
         """(batch, 1 + patches, hidden), same shape out."""
@@ -68,7 +68,9 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         if config.image % config.patch:
-            raise GraphError(f"ViT: an image of {config.image} pixels has no whole number of patches of {config.patch}.")
+            raise GraphError(
+                f"ViT: an image of {config.image} pixels has no whole number of patches of {config.patch}."
+            )
         self.config = config
         fan_in = config.channels * config.patch**2
         self.conv_proj = nn.Conv2d(
@@ -80,8 +82,8 @@ class ViT(nn.Module):
         )
         self.class_token = Parameter((1, 1, config.hidden), initial=Initial("zeros", ()))
         self.pos_embedding = Parameter((1, 1 + config.patches, config.hidden), initial=NORMAL)
-        self.dropout = nn.Dropout(config.dropout, seed=0)
-        self.layers = nn.ModuleList(EncoderBlock(config, index) for index in range(config.layers))
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
         self.ln = nn.LayerNorm(config.hidden, config.eps)
         self.head = nn.Linear(config.hidden, config.classes, initial=NORMAL)
         self.loss = nn.CrossEntropyLoss()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from sbp.errors import GraphError
+from sbp.graph import Initial
 from sbp.nn.module import Module
+from sbp.operator import TensorType
 from sbp.ops import library as ops
+from sbp.trace import GraphBuilder, Symbol, current_builder
+
+RANDOM_STEP = "random.step"
+"""Name of the state value that makes the dropout masks of every step different."""
 
 
 class ReLU(Module):
@@ -70,11 +77,12 @@ class Softmax(Module):
 class Dropout(Module):
     """Zeroes elements with probability p and scales the others by 1/(1-p); nothing in inference mode or for p = 0.
 
-    The mask is a function of (seed, place in the global tensor), so it does not depend on the layout. The seed is that
-    of the module; give every module its own.
+    The mask is a function of the seed, of the step and of the place in the global tensor, so it does not depend on the
+    layout. The step is a buffer, `random.step`, that all dropouts of a graph share. The seed is made from the module's
+    path unless given.
     """
 
-    def __init__(self, p: float = 0.5, seed: int = 0) -> None:
+    def __init__(self, p: float = 0.5, seed: int | None = None) -> None:
         super().__init__()
         if not 0 <= p < 1:
             raise GraphError(f"Dropout: p must be at least 0 and below 1, got {p}.")
@@ -83,4 +91,19 @@ class Dropout(Module):
 
     def forward(self, x: Any) -> Any:
         """Same shape."""
-        return ops.dropout(x, rate=self.p, seed=self.seed) if self.training and self.p else x
+        if not (self.training and self.p):
+            return x
+        builder = current_builder()
+        seed = zlib.crc32(builder.module.encode()) if self.seed is None else self.seed
+        return ops.dropout(x, random_step(builder), rate=self.p, seed=seed)
+
+
+def random_step(builder: GraphBuilder) -> Symbol:
+    """The count of steps that random numbers depend on; declared at its first use, it grows by one every step."""
+    known = builder.symbols.get(RANDOM_STEP)
+    if known is not None:
+        return known
+    step = builder.source(RANDOM_STEP, TensorType((), "i64"), "buffer", Initial("zeros", ()))
+    with builder.at(builder.phase):
+        builder.update(step, ops.shift(step, amount=1))
+    return step

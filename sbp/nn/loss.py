@@ -16,7 +16,8 @@ def in_full_precision(x: Any) -> Any:
 class CrossEntropyLoss(Module):
     """Mean of -log softmax(logits)[target] over the targets that are not `ignore_index`.
 
-    logits (..., classes), targets (...) integers. (PyTorch's classes are in dimension 1; here, last.)
+    logits (..., classes), targets (...) integers. (PyTorch's classes are in dimension 1; here, last.) Logits may be
+    narrow: their exponentials are summed in float32 without a wide copy of them.
     """
 
     def __init__(self, ignore_index: int = -100) -> None:
@@ -25,7 +26,7 @@ class CrossEntropyLoss(Module):
 
     def forward(self, logits: Any, targets: Any) -> Any:
         """Scalar."""
-        return ops.cross_entropy(in_full_precision(logits), targets, ignore_index=self.ignore_index)
+        return ops.cross_entropy(logits, targets, ignore_index=self.ignore_index)
 
 
 class MSELoss(Module):

@@ -76,10 +76,10 @@ class Module:
         if isinstance(value, (Parameter, Module)):
             if "_parameters" not in self.__dict__:
                 raise GraphError(f"{type(self).__name__}.{name}: call super().__init__() before assigning parts.")
-            for table in (self._parameters, self._modules):
-                table.pop(name, None)
             self.__dict__.pop(name, None)
-            (self._parameters if isinstance(value, Parameter) else self._modules)[name] = value
+            is_parameter = isinstance(value, Parameter)
+            (self._modules if is_parameter else self._parameters).pop(name, None)
+            (self._parameters if is_parameter else self._modules)[name] = value
         else:
             for table in (self.__dict__.get("_parameters", {}), self.__dict__.get("_modules", {})):
                 table.pop(name, None)
@@ -99,11 +99,15 @@ class Module:
         assert tracing is not None
         full = tracing.parameters.get(id(parameter))
         if full is None:
-            raise GraphError(f"{type(self).__name__}.{name} is not part of the module being traced; assign it to one of its parts.")
+            raise GraphError(
+                f"{type(self).__name__}.{name} is not part of the module being traced; assign it to one of its parts."
+            )
         known = tracing.builder.symbols.get(full)
         if known is not None:
             if known.value.type != parameter.type or known.value.kind != parameter.kind:
-                raise GraphError(f"value {full!r} is {known.value.type}, but the {parameter.kind} of that name is {parameter.type}.")
+                raise GraphError(
+                    f"value {full!r} is {known.value.type}, but the {parameter.kind} of that name is {parameter.type}."
+                )
             return known
         return tracing.builder.source(full, parameter.type, parameter.kind, parameter.initial)
 

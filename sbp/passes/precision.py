@@ -35,7 +35,7 @@ PRECISIONS = {
 """By name: mixed (bf16 computation, f32 parameters and optimizer state), bf16, f32, f64."""
 
 _MATRIX = ("matmul", "linear", "convolution", "attention", "masked_attention", "einsum")  # tensor cores
-_OWN_TYPES = ("batch_norm_apply", "channel_variance")  # keep statistics and their scale wide beside a narrow x
+_OWN_TYPES = ("batch_norm_apply", "channel_variance", "sum_exp", "log_probability")  # wide statistics, narrow x
 _LOOK_UP = ("embedding", "gather")  # reads few rows of a large table, so rows are cast, not tables
 
 
@@ -53,7 +53,7 @@ def with_precision(graph: Graph, precision: str | Precision) -> Graph:
 
     * State is stored in `storage`. Where that is not `compute`, each parameter is cast once, in the module that owns
       it; a table that is only looked up in is not cast, its rows are.
-    * Batch norm keeps statistics, scale and shift in their own types.
+    * Batch norm's statistics, scale and shift, and the sums of cross-entropy, keep their own wide types.
     * Matrix products, convolutions and attention run in `compute`. Other nodes run in `compute` too, unless one of
       their inputs is wider (it comes from an explicit cast): then all its inputs are widened.
     * What only serves to update state (running statistics) is computed in the state's type.
@@ -101,8 +101,7 @@ class _Rewriter:
         self.only_looked_up = {
             name
             for name in graph.parameters
-            if graph.consumers[name]
-            and all(graph.nodes[i].op in _LOOK_UP and k == 0 for i, k in graph.consumers[name])
+            if graph.consumers[name] and all(graph.nodes[i].op in _LOOK_UP and k == 0 for i, k in graph.consumers[name])
         }
 
     def visit(self, builder: GraphBuilder, node: Node, inputs: Sequence[Symbol]) -> Any:
@@ -126,7 +125,9 @@ class _Rewriter:
         cast = inputs[:1] if node.op in _OWN_TYPES else inputs
         if node.op in _OWN_TYPES:
             wide = self._widest([compute, inputs[0].dtype])
-        inputs = [self._cast(builder, item, wide) if item in cast and is_floating(item.dtype) else item for item in inputs]
+        inputs = [
+            self._cast(builder, item, wide) if item in cast and is_floating(item.dtype) else item for item in inputs
+        ]
         if is_floating(node.attributes.get("dtype", "")):
             node = replace(node, attributes={**node.attributes, "dtype": wide})
         return copy_node(builder, node, inputs)
