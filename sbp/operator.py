@@ -175,7 +175,10 @@ class Operator:
         shapes = self.bind(types, attributes).output_shapes()
         dtypes: Any = self._dtype
         if callable(dtypes):
-            dtypes = dtypes(*types, **self.complete(attributes))
+            try:
+                dtypes = dtypes(*types, **self.complete(attributes))
+            except RuleError as error:
+                raise RuleError(f"operator {self.name}: {error}") from None
         if dtypes is None:
             if not types:
                 raise RuleError(f"operator {self.name} has no inputs, so its definition must give dtype=.")

@@ -81,7 +81,8 @@ class Trial:
         """The shards of one input, the same whenever they are asked for."""
         key = (index, layout)
         if key not in self._parts:
-            parts = scatter(self.inputs[index], layout, self.mesh, numpy, self.rng)
+            # a scalar's parts may be NumPy scalars, which have no flags
+            parts = [numpy.asarray(part) for part in scatter(self.inputs[index], layout, self.mesh, numpy, self.rng)]
             for part in parts:
                 part.flags.writeable = False
             self._parts[key] = parts
