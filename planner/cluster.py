@@ -137,8 +137,9 @@ class Tier:
     group_bandwidths
         (members, bytes/s) measured by group size, where the topology is no switch; replaces bandwidth * efficiency
         for groups of at least so many members.
-    switch_bandwidths
-        (members, bytes/s): bus bandwidth of an all-reduce that the switch itself sums (NVLS).
+    all_reduce_bandwidths
+        (members, bytes/s): bus bandwidth of an all-reduce where it beats a reduce-scatter and an all-gather, because
+        the switch itself sums (NVLS); for groups of at least so many members.
     """
 
     name: str
@@ -149,7 +150,7 @@ class Tier:
     hop_seconds: float = 0.0
     ramp_seconds_per_sqrt_byte: float = 0.0
     group_bandwidths: tuple[tuple[int, float], ...] = ()
-    switch_bandwidths: tuple[tuple[int, float], ...] = ()
+    all_reduce_bandwidths: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         owner = f"tier {_name('tier', self.name)}"
@@ -161,18 +162,18 @@ class Tier:
         bandwidth = _number(owner, "bandwidth_bytes_per_second", self.bandwidth_bytes_per_second, above=True)
         set_(self, "bandwidth_bytes_per_second", bandwidth)
         set_(self, "efficiency", _number(owner, "efficiency", self.efficiency, high=1.0, above=True))
-        for field in ("group_bandwidths", "switch_bandwidths"):
+        for field in ("group_bandwidths", "all_reduce_bandwidths"):
             given = getattr(self, field)
             pairs = sorted(given.items() if isinstance(given, Mapping) else given)
             table = tuple((_whole(owner, field, k, 2), _number(owner, field, b, above=True)) for k, b in pairs)
             if len({k for k, _ in table}) != len(table):
                 raise ClusterError(f"{owner}: {field} gives a group size twice.")
             set_(self, field, table)
-        for members, rate in self.switch_bandwidths:
+        for members, rate in self.all_reduce_bandwidths:
             # Otherwise an all-reduce would be cheaper than the reduce-scatter that is one half of it.
-            if rate > 2 * self.bandwidth(members):
+            if rate > 2 * self.bandwidth(members) * (1 + 1e-9):
                 raise ClusterError(
-                    f"{owner}: switch_bandwidths of {members} members is {rate:g} bytes/s, more than twice the "
+                    f"{owner}: all_reduce_bandwidths of {members} members is {rate:g} bytes/s, more than twice the "
                     f"{self.bandwidth(members):g} bytes/s of its other collectives; correct one of the two."
                 )
 
@@ -183,9 +184,9 @@ class Tier:
             if size <= members:
                 found = rate
         if all_reduce:
-            for size, rate in self.switch_bandwidths:
-                if size <= members:
-                    found = max(found, min(rate, 2 * found))
+            rates = [rate for size, rate in self.all_reduce_bandwidths if size <= members]
+            if rates:
+                found = max(found, min(rates[-1], 2 * found))
         return found
 
 
@@ -225,6 +226,11 @@ class Cluster:
                 raise ClusterError(
                     f"{owner}: tier {tier.name} spans {tier.span} ranks, which is not a larger multiple of the "
                     f"{previous} of the tier inside it; list tiers from the innermost to the outermost."
+                )
+            elif tier.span % self.devices_per_node and self.devices_per_node % tier.span:
+                raise ClusterError(
+                    f"{owner}: tier {tier.name} spans {tier.span} ranks, which is neither a part nor a multiple of the "
+                    f"{self.devices_per_node} devices of a node; correct one of the two."
                 )
             else:
                 previous = tier.span
@@ -323,7 +329,7 @@ class Cluster:
             dataclasses.asdict(tier)
             | {
                 field: [list(pair) for pair in getattr(tier, field)]
-                for field in ("group_bandwidths", "switch_bandwidths")
+                for field in ("group_bandwidths", "all_reduce_bandwidths")
             }
             for tier in self.tiers
         ]
@@ -351,7 +357,7 @@ class Cluster:
         tiers = []
         for at, item in enumerate(fields["tiers"]):
             given = _fields_of(Tier, item, f"cluster.tiers[{at}]")
-            for field in ("group_bandwidths", "switch_bandwidths"):
+            for field in ("group_bandwidths", "all_reduce_bandwidths"):
                 pairs = given.get(field, ())
                 if not isinstance(pairs, (list, tuple)) or any(
                     not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in pairs

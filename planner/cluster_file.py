@@ -22,7 +22,7 @@
         hop_us: 3                      # optional: per doubling of the group and pass
         ramp_ns_per_sqrt_byte: 12      # optional: the square-root term
         measured_gb_per_s: {2: 22.5}   # optional: by group size, where links are no switch
-        switch_all_reduce_gb_per_s: {8: 480}   # optional: all-reduce summed in the switch, by group size
+        all_reduce_gb_per_s: {8: 480}  # optional: all-reduce that the switch sums, by group size
 
 A GB is 1e9 bytes, a GiB 2**30. Numbers are read as exact decimals, so that a saved cluster loads to an equal one.
 """
@@ -30,6 +30,7 @@ A GB is 1e9 bytes, a GiB 2**30. Numbers are read as exact decimals, so that a sa
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
@@ -41,7 +42,8 @@ import yaml
 from sbp.errors import ClusterError
 from sbp.planner.cluster import PEAK_TYPES, Cluster, Device, Tier
 
-_EXACT = Context(prec=200)
+_EXACT = Context(prec=1000, traps=[])
+"""Enough digits for every float64 as a decimal; what overflows becomes infinite and is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ _TIER_KEYS = {
     "hop_us": _Key("hop_seconds", "number", _MICRO, required=False),
     "ramp_ns_per_sqrt_byte": _Key("ramp_seconds_per_sqrt_byte", "number", _NANO, required=False),
     "measured_gb_per_s": _Key("group_bandwidths", "sizes", _GIGA, required=False, above=True),
-    "switch_all_reduce_gb_per_s": _Key("switch_bandwidths", "sizes", _GIGA, required=False, above=True),
+    "all_reduce_gb_per_s": _Key("all_reduce_bandwidths", "sizes", _GIGA, required=False, above=True),
 }
 
 
@@ -254,7 +256,7 @@ class _Reader:
         ):
             raise wrong
         scaled = _EXACT.multiply(number, key.unit)
-        if not -300 < scaled.adjusted() < 300 and scaled:
+        if not math.isfinite(float(scaled)):
             raise wrong
         return scaled
 
@@ -303,8 +305,9 @@ def _lines(owner: Device | Tier, keys: dict[str, _Key], cluster: Cluster) -> lis
             word = "all" if value is None else "node" if value == cluster.devices_per_node else value
             lines.append(f"{name}: {word}")
         elif key.takes == "bytes":
-            # Ten digits after the point tell every whole byte of a GiB apart, and reading rounds to whole bytes.
-            lines.append(f"{name}: {_trimmed(_EXACT.divide(value, key.unit), 10)}")
+            # Reading rounds to whole bytes, which ten digits after the point always tell apart.
+            shown = (_trimmed(_EXACT.divide(value, key.unit), digits) for digits in range(11))
+            lines.append(f"{name}: {next(text for text in shown if _bytes(Decimal(text), key) == value)}")
         else:
             lines.append(f"{name}: {_in_unit(value, key.unit)}")
     return lines
@@ -313,6 +316,10 @@ def _lines(owner: Device | Tier, keys: dict[str, _Key], cluster: Cluster) -> lis
 def _in_unit(value: float, unit: Decimal) -> str:
     """A number in the file's unit, exactly: the shortest decimal of the float, shifted."""
     return _trimmed(_EXACT.divide(Decimal(repr(value)), unit))
+
+
+def _bytes(number: Decimal, key: _Key) -> int:
+    return int(_EXACT.multiply(number, key.unit).to_integral_value())
 
 
 def _trimmed(number: Decimal, digits: int | None = None) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from sbp.errors import ClusterError
 from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster
-from sbp.planner.collective import Terms, collective_terms, meetings
+from sbp.planner.collective import Terms, collective_terms, placement
 from sbp.planner.physical import COLLECTIVES, LOCAL_STEPS
 
 VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view", "identity"})
@@ -105,8 +105,9 @@ class AnalyticCostModel:
             # slice reads and writes one chunk; fill writes the whole; pad reads a chunk and writes the whole.
             moved = {"slice": 2 / members, "fill": 1.0, "pad": 1 + 1 / members}[kind]
             return (Terms(self._launch, 0.0, moved * self._seconds_per_byte),)
-        placements = dict.fromkeys(meetings(self.cluster, group) for group in mesh.groups(axis))
-        return tuple(dict.fromkeys(collective_terms(kind, placement) for placement in placements))
+        # Most groups lie alike; dict.fromkeys keeps the different ones, in order.
+        placements = dict.fromkeys(placement(self.cluster, group) for group in mesh.groups(axis))
+        return tuple(dict.fromkeys(collective_terms(kind, placed) for placed in placements))
 
 
 class CheckedCostModel:
@@ -138,7 +139,7 @@ class CheckedCostModel:
         return seconds
 
 
-def cost_model(model: CostModel | Cluster) -> CostModel:
+def as_cost_model(model: CostModel | Cluster) -> CostModel:
     """The model to plan with: the analytic one of a cluster, or a user's own, whose answers are then checked.
 
     Raises
