@@ -17,6 +17,22 @@ from sbp.ops.activation import (
     tanh,
     tanh_backward,
 )
+from sbp.ops.attention import (
+    attention,
+    attention_backward,
+    masked_attention,
+    masked_attention_backward,
+)
+from sbp.ops.batch_norm import (
+    batch_norm,
+    batch_norm_apply,
+    batch_norm_backward,
+    batch_norm_frozen_backward,
+    batch_norm_sums,
+    channel_mean,
+    channel_variance,
+    moving_average,
+)
 from sbp.ops.comparison import (
     equal,
     equal_number,
@@ -34,6 +50,15 @@ from sbp.ops.comparison import (
     where,
 )
 from sbp.ops.constant import full
+from sbp.ops.convolution import (
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose,
+    convolution,
+    convolution_input_gradient,
+    convolution_weight_gradient,
+)
 from sbp.ops.elementwise import (
     abs_ as abs,
 )
@@ -83,6 +108,10 @@ from sbp.ops.embedding import (
     take_along,
     take_along_backward,
 )
+from sbp.ops.interaction import (
+    lower_triangle,
+    lower_triangle_backward,
+)
 from sbp.ops.loss import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -92,12 +121,38 @@ from sbp.ops.loss import (
     nll_loss,
     sum_exp,
 )
-from sbp.ops.matmul import matmul
+from sbp.ops.matmul import (
+    einsum,
+    linear,
+    linear_weight_gradient,
+    matmul,
+    outer,
+)
+from sbp.ops.normalization import (
+    group_norm,
+    group_norm_backward,
+    instance_norm,
+    layer_norm,
+    layer_norm_backward,
+    log_softmax,
+    log_softmax_backward,
+    rms_norm,
+    rms_norm_backward,
+    softmax,
+    softmax_backward,
+)
 from sbp.ops.optimizer import (
     adam_update,
     adamw_update,
     momentum_update,
     sgd_update,
+)
+from sbp.ops.pooling import (
+    adaptive_avg_pool2d,
+    avg_pool2d,
+    avg_pool2d_backward,
+    max_pool2d,
+    max_pool2d_backward,
 )
 from sbp.ops.random import (
     dropout,
@@ -119,6 +174,9 @@ from sbp.ops.reduction import (
 )
 from sbp.ops.reduction import (
     sum_ as sum,
+)
+from sbp.ops.rotary import (
+    rotary,
 )
 from sbp.ops.slicing import (
     chunk,
@@ -155,21 +213,41 @@ __all__ = [
     "abs",
     "adam_update",
     "adamw_update",
+    "adaptive_avg_pool2d",
     "add",
     "argmax",
     "argmin",
+    "attention",
+    "attention_backward",
+    "avg_pool2d",
+    "avg_pool2d_backward",
+    "batch_norm",
+    "batch_norm_apply",
+    "batch_norm_backward",
+    "batch_norm_frozen_backward",
+    "batch_norm_sums",
     "binary_cross_entropy_with_logits",
     "cast",
     "ceil",
+    "channel_mean",
+    "channel_variance",
     "chunk",
     "clamp",
     "clamp_backward",
     "concat",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose",
+    "convolution",
+    "convolution_input_gradient",
+    "convolution_weight_gradient",
     "cos",
     "cross_entropy",
     "detach",
     "div",
     "dropout",
+    "einsum",
     "embedding",
     "embedding_backward",
     "embedding_bag",
@@ -187,28 +265,44 @@ __all__ = [
     "greater",
     "greater_equal",
     "greater_number",
+    "group_norm",
+    "group_norm_backward",
     "index_select",
+    "instance_norm",
+    "layer_norm",
+    "layer_norm_backward",
     "leaky_relu",
     "leaky_relu_backward",
     "less",
     "less_equal",
     "less_number",
+    "linear",
+    "linear_weight_gradient",
     "log",
     "log1p",
     "log_probability",
     "log_probability_backward",
+    "log_softmax",
+    "log_softmax_backward",
     "logical_and",
     "logical_not",
     "logical_or",
     "logsumexp",
+    "lower_triangle",
+    "lower_triangle_backward",
+    "masked_attention",
+    "masked_attention_backward",
     "masked_fill",
     "matmul",
     "max",
+    "max_pool2d",
+    "max_pool2d_backward",
     "maximum",
     "mean",
     "min",
     "minimum",
     "momentum_update",
+    "moving_average",
     "mse_loss",
     "mul",
     "narrow",
@@ -217,6 +311,7 @@ __all__ = [
     "norm",
     "not_equal",
     "one_hot",
+    "outer",
     "pad",
     "permute",
     "pick",
@@ -230,6 +325,9 @@ __all__ = [
     "relu",
     "relu_backward",
     "reshape",
+    "rms_norm",
+    "rms_norm_backward",
+    "rotary",
     "round",
     "rsqrt",
     "scale",
@@ -244,6 +342,8 @@ __all__ = [
     "sin",
     "slice",
     "slice_backward",
+    "softmax",
+    "softmax_backward",
     "softplus",
     "softplus_backward",
     "split",

@@ -1,0 +1,112 @@
+"""Sliding windows over spatial dimensions, shared by convolution and pooling. Works on NumPy and CuPy arrays alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from sbp.errors import RuleError
+
+Sizes = tuple[int, ...]
+
+
+def per_dimension(value: int | tuple[int, ...], count: int, what: str) -> Sizes:
+    """One number per spatial dimension from a number or a tuple."""
+    sizes = (value,) * count if isinstance(value, int) else tuple(value)
+    if len(sizes) != count or any(not isinstance(size, int) for size in sizes):
+        raise RuleError(f"{what}={value!r} must be a whole number, or {count} of them")
+    return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Where windows of `kernel` lie in the spatial dimensions `size`; every field has one number per dimension."""
+
+    size: Sizes
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+
+    @classmethod
+    def of(cls, size: Sizes, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Windows:
+        """From attributes that may be single numbers; raises `RuleError` where they make no sense."""
+        count = len(size)
+        found = cls(
+            tuple(size),
+            per_dimension(kernel, count, "kernel_size"),
+            per_dimension(stride, count, "stride"),
+            per_dimension(padding, count, "padding"),
+            per_dimension(dilation, count, "dilation"),
+        )
+        if min((*found.kernel, *found.stride, *found.dilation), default=1) < 1 or min(found.padding, default=0) < 0:
+            raise RuleError(
+                f"kernel_size={kernel}, stride={stride} and dilation={dilation} must be at least 1, "
+                f"padding={padding} at least 0"
+            )
+        if min(found.counts, default=1) < 1:
+            raise RuleError(
+                f"windows of {list(found.kernel)} with dilation {list(found.dilation)} do not fit into {list(size)} "
+                f"padded by {list(found.padding)}"
+            )
+        return found
+
+    @property
+    def counts(self) -> Sizes:
+        """Number of windows, the spatial size of the output."""
+        return tuple(
+            (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, pad, dilation in zip(
+                self.size, self.kernel, self.stride, self.padding, self.dilation
+            )
+        )
+
+    def pad(self, xp: Any, x: Any, value: float = 0) -> Any:
+        """x (*b, *size) with the padding around."""
+        if not any(self.padding):
+            return x
+        lead = x.ndim - len(self.size)
+        padded = xp.full(
+            (*x.shape[:lead], *(size + 2 * pad for size, pad in zip(self.size, self.padding))), value, x.dtype
+        )
+        padded[(..., *(slice(pad, pad + size) for size, pad in zip(self.size, self.padding)))] = x
+        return padded
+
+    def offsets(self) -> Iterator[tuple[int, tuple]]:
+        """(flat number, index into the padded tensor) for each place inside the kernel: that place of every window."""
+        for flat, place in enumerate(product(*map(range, self.kernel))):
+            yield flat, (
+                ...,
+                *(
+                    slice(at * dilation, at * dilation + stride * (count - 1) + 1, stride)
+                    for at, dilation, stride, count in zip(place, self.dilation, self.stride, self.counts)
+                ),
+            )
+
+    def gather(self, xp: Any, x: Any, value: float = 0) -> Any:
+        """x (*b, *size) -> (*b, kernel elements, windows), padded with `value`."""
+        lead = x.shape[: x.ndim - len(self.size)]
+        padded = self.pad(xp, x, value)
+        steps = padded.strides[len(lead) :]
+        view = xp.lib.stride_tricks.as_strided(
+            padded,
+            (*lead, *self.kernel, *self.counts),
+            (
+                *padded.strides[: len(lead)],
+                *(step * dilation for step, dilation in zip(steps, self.dilation)),
+                *(step * stride for step, stride in zip(steps, self.stride)),
+            ),
+        )
+        return view.reshape(*lead, math.prod(self.kernel), math.prod(self.counts))
+
+    def scatter(self, xp: Any, columns: Any) -> Any:
+        """The adjoint of `gather`: (*b, kernel elements, windows) -> (*b, *size), overlaps added."""
+        lead = columns.shape[:-2]
+        padded = xp.zeros((*lead, *(size + 2 * pad for size, pad in zip(self.size, self.padding))), columns.dtype)
+        columns = columns.reshape(*lead, columns.shape[-2], *self.counts)
+        for flat, index in self.offsets():
+            padded[index] += columns[(*(slice(None),) * len(lead), flat)]
+        return padded[(..., *(slice(pad, pad + size) for size, pad in zip(self.size, self.padding)))]
