@@ -181,7 +181,10 @@ class BoxingTable:
         layouts, moves = _layouts_and_moves(len(type.shape), self.mesh.ndim, tuple(sorted(reductions)))
         size = SIZES[type.dtype]
         local = np.array(
-            [size * int(np.prod(layout.local_shape(type.shape, self.mesh.shape), dtype=np.int64)) for layout in layouts],
+            [
+                size * int(np.prod(layout.local_shape(type.shape, self.mesh.shape), dtype=np.int64))
+                for layout in layouts
+            ],
             dtype=np.int64,
         )
         count = len(layouts)
@@ -193,7 +196,11 @@ class BoxingTable:
         np.fill_diagonal(hops, 0.0)
         for before, after, kind, axis in moves:
             payload = int(max(local[before], local[after]))
-            cost = float(self.costs.collective_seconds(kind, self.mesh, axis, payload)) if self.mesh.shape[axis] > 1 else 0.0
+            cost = (
+                float(self.costs.collective_seconds(kind, self.mesh, axis, payload))
+                if self.mesh.shape[axis] > 1
+                else 0.0
+            )
             steps[before, after] = Step(kind, axis, layouts[before], layouts[after], payload, cost)
             seconds[before, after] = cost
             hops[before, after] = 1.0

@@ -53,7 +53,8 @@ class Formulation:
             return {value: space(value).layouts[number] for value, number in picked.items() if number != NOTHING}
 
         signatures = {
-            node.name: options.signatures[choice[at]] for node, (at, options) in zip(self.graph.nodes, self.node_numbers)
+            node.name: options.signatures[choice[at]]
+            for node, (at, options) in zip(self.graph.nodes, self.node_numbers)
         }
         decisions = Decisions(chosen(self.source_numbers), signatures, chosen(self.output_numbers))
         kept = {
@@ -71,12 +72,17 @@ def formulate(strategies: Strategies, usage_limit: int | None = None) -> Formula
 
 @dataclass(frozen=True, eq=False)
 class _Sets:
-    """The strategies of a copies node: the layouts to make, and the layout kept (NOTHING for none)."""
+    """The strategies of a copies node: the layouts to make, and the layout kept (NOTHING for none).
+
+    Bytes per strategy: of the copy that waits between uses (if it is the only one), of what is kept, and of what is kept
+    aside, without being read in this group.
+    """
 
     sets: tuple[tuple[int, ...], ...]
     kept: np.ndarray
-    bytes: np.ndarray
+    between_bytes: np.ndarray
     kept_bytes: np.ndarray
+    aside_bytes: np.ndarray
 
 
 class _Formulation:
@@ -124,11 +130,11 @@ class _Formulation:
             state = self.graph.values[value].kind in STATE_KINDS
             stop = self.end + 1 if state or not groups else groups[-1].last + 1
             self.usage(producer, 0, stop, space.bytes[made])
-        elif not groups:
-            self.usage(producer, made_at, made_at + 1, space.bytes[made])
-        elif not self.in_place(groups[0].uses[0]):
-            stop = max(groups[0].first, made_at + 1)
-            self.usage(producer, made_at, stop, space.bytes[made])
+        else:
+            stop = groups[0].first if groups else made_at + 1
+            if not groups or groups[0].uses[0].operand != UPDATE:
+                self.usage(producer, made_at, max(stop, made_at + 1), space.bytes[made])
+            self.read_usage(value, groups)
         rest = groups
         if two_phases:
             self.two_phases(value, space, resident, producer, made, groups[0], groups[1])
@@ -160,11 +166,6 @@ class _Formulation:
         at, options = self.nodes[use.node]
         return at, options.inputs[use.operand]
 
-    @staticmethod
-    def in_place(use: Use) -> bool:
-        """A state's next value takes the place of the old one."""
-        return use.operand == UPDATE
-
     def one_phase(
         self, value: str, space: LayoutSpace, producer: int, made: np.ndarray, group: Group, resident: bool
     ) -> None:
@@ -172,18 +173,23 @@ class _Formulation:
             reader, wanted = self.consumer(value, group.uses[0])
             if reader != producer:
                 self.edge(producer, reader, self.box_table(space, made, wanted))
-            if not resident:
-                self.read_usage(space, group.uses[0], reader, wanted)
             return
         sets = self.sets(space, value, group)
         at = self.builder.add_node(np.zeros(len(sets.sets)), f"copies of {value}")
         self.edge(producer, at, self.tree_table(space, made, sets))
         self.readers(value, group, at, sets)
         if not resident:
-            self.usage(at, group.first, group.last + 1, sets.bytes)
+            self.copies_usage(at, group, sets.between_bytes)
 
     def two_phases(
-        self, value: str, space: LayoutSpace, resident: bool, producer: int, made: np.ndarray, first: Group, later: Group
+        self,
+        value: str,
+        space: LayoutSpace,
+        resident: bool,
+        producer: int,
+        made: np.ndarray,
+        first: Group,
+        later: Group,
     ) -> None:
         forward = self.sets(space, value, first, made, resident)
         at = self.builder.add_node(np.zeros(len(forward.sets)), f"copies of {value}")
@@ -191,12 +197,12 @@ class _Formulation:
         self.edge(producer, at, self.tree_table(space, made, forward))
         self.readers(value, first, at, forward)
         if not resident:
-            self.usage(at, first.first, first.last + 1, forward.bytes)
+            self.copies_usage(at, first, forward.between_bytes)
+            self.usage(at, first.first, first.last + 1, forward.aside_bytes)
         self.usage(at, first.last + 1, later.first, forward.kept_bytes)
         if len(later.uses) == 1 and not resident:
             reader, wanted = self.consumer(value, later.uses[0])
             self.edge(at, reader, self.box_table(space, forward.kept, wanted))
-            self.read_usage(space, later.uses[0], reader, wanted)
             return
         again = self.sets_again(space, value, later, forward)
         costs = self.cached(("again", id(space), id(again)), lambda: self.again_costs(space, again), again)
@@ -205,7 +211,8 @@ class _Formulation:
         if resident:
             self.edge(producer, second, self.again_table(space, made, again))
         self.readers(value, later, second, again)
-        self.usage(second, later.first, later.last + 1, again.bytes if not resident else again.kept_bytes)
+        if not resident:
+            self.copies_usage(second, later, again.between_bytes)
 
     def readers(self, value: str, group: Group, at: int, sets: _Sets) -> None:
         for use in group.uses:
@@ -213,14 +220,30 @@ class _Formulation:
             self.edge(at, reader, self.member_table(sets, wanted))
 
     # -- memory ------------------------------------------------------------------------------------------------------
+    #
+    # Counted is what surely is there while a node runs: what it reads, what waits to be read, what is kept, all state.
+    # So the problem never demands more than the finished plan, and its bound holds. What exists only while layouts
+    # change, and sets of several copies between their uses, are left to the finished plan's own account.
 
     def usage(self, node: int, start: int, stop: int, usage: np.ndarray) -> None:
         if stop > start:
             self.builder.add_usage(node, start, stop, usage)
 
-    def read_usage(self, space: LayoutSpace, use: Use, reader: int, wanted: np.ndarray) -> None:
-        if use.operand != UPDATE:
-            self.usage(reader, use.node, use.node + 1, space.bytes[wanted])
+    def read_usage(self, value: str, groups: tuple[Group, ...]) -> None:
+        """Every reader holds what it reads while it runs."""
+        space = self.strategies.space(value)
+        seen = set()
+        for use in (use for group in groups for use in group.uses):
+            if use.operand != UPDATE and use.node not in seen:
+                seen.add(use.node)
+                reader, wanted = self.consumer(value, use)
+                self.usage(reader, use.node, use.node + 1, space.bytes[wanted])
+
+    def copies_usage(self, at: int, group: Group, between: np.ndarray) -> None:
+        """Between its uses, a copy waits."""
+        times = sorted({use.node for use in group.uses})
+        for before, after in zip(times, times[1:]):
+            self.usage(at, before + 1, after, between)
 
     # -- strategies of copies nodes ----------------------------------------------------------------------------------
 
@@ -258,12 +281,16 @@ class _Formulation:
     @staticmethod
     def _with_bytes(space: LayoutSpace, chosen: list[tuple[int, ...]], kept: list[int]) -> _Sets:
         local = space.bytes.tolist()
-        keep_bytes = [0 if keep == NOTHING else local[keep] for keep in kept]
-        total = [
-            sum(local[n] for n in members) + (0 if keep == NOTHING or keep in members else local[keep])
-            for members, keep in zip(chosen, kept)
-        ]
-        return _Sets(tuple(chosen), _frozen(np.array(kept)), _frozen(np.array(total)), _frozen(np.array(keep_bytes)))
+        between = [local[members[0]] if len(members) == 1 else 0 for members in chosen]
+        kept_bytes = [0 if keep == NOTHING else local[keep] for keep in kept]
+        aside = [0 if keep in members else size for members, keep, size in zip(chosen, kept, kept_bytes)]
+        return _Sets(
+            tuple(chosen),
+            _frozen(np.array(kept)),
+            _frozen(np.array(between)),
+            _frozen(np.array(kept_bytes)),
+            _frozen(np.array(aside)),
+        )
 
     @staticmethod
     def again_costs(space: LayoutSpace, sets: _Sets) -> np.ndarray:

@@ -23,7 +23,9 @@ class _Copies:
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, mesh: Mesh, decisions: Decisions, compute: ComputeCosts, boxing: BoxingTable) -> None:
+    def __init__(
+        self, graph: Graph, mesh: Mesh, decisions: Decisions, compute: ComputeCosts, boxing: BoxingTable
+    ) -> None:
         self.graph, self.mesh, self.decisions, self.compute, self.boxing = graph, mesh, decisions, compute, boxing
         self.registers: list[Register] = []
         self.operations: list[Operation] = []
@@ -45,21 +47,33 @@ class _Lowering:
                 self.fetch(value, time, signature.inputs[k], node.phase) for k, value in enumerate(node.inputs)
             )
             outputs = tuple(
-                self.place(value, signature.outputs[k], graph.values[value].kind) for k, value in enumerate(node.outputs)
+                self.place(value, signature.outputs[k], graph.values[value].kind)
+                for k, value in enumerate(node.outputs)
             )
             flops, seconds = self.cost(time)
             self.operations.append(
                 Compute(node.name, node.op, node.attributes, inputs, outputs, node.phase, node.module, seconds, flops)
             )
+            for value in node.outputs:
+                self.store(value, node.phase)
         end = len(graph.nodes)
         last_phase = graph.nodes[-1].phase if graph.nodes else "forward"
         for value, groups in self.groups.items():
             for use in groups[-1].uses:
                 if use.operand == OUTPUT:
                     self.outputs[value] = self.fetch(value, end, self.decisions.outputs[value], last_phase)
-                elif use.operand == UPDATE:
+                elif use.operand == UPDATE and use.state not in self.updates:
                     self.updates[use.state] = self.fetch(value, end, self.decisions.sources[use.state], last_phase)
-        return PhysicalPlan(self.mesh, tuple(self.registers), tuple(self.operations), sources, self.outputs, self.updates)
+        return PhysicalPlan(
+            self.mesh, tuple(self.registers), tuple(self.operations), sources, self.outputs, self.updates
+        )
+
+    def store(self, value: str, phase: str) -> None:
+        """A value that only becomes a state's next value is put into the stored layout at once."""
+        groups = self.groups.get(value, ())
+        if len(groups) == 1 and all(use.operand == UPDATE for use in groups[0].uses):
+            for use in groups[0].uses:
+                self.updates[use.state] = self.fetch(value, groups[0].last, self.decisions.sources[use.state], phase)
 
     def cost(self, time: int) -> tuple[float, float]:
         node = self.graph.nodes[time]

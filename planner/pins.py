@@ -43,7 +43,9 @@ class Pins:
                 value = graph.values[name]
                 layout.check(value.shape, mesh.shape, f"pin {pattern!r} on {name}: {value.type} on {mesh}")
                 if name not in graph.producers and layout.has_partial:
-                    raise PlanError(f"pin {pattern!r}: {name} is an input or state and cannot be stored Partial ({layout}).")
+                    raise PlanError(
+                        f"pin {pattern!r}: {name} is an input or state and cannot be stored Partial ({layout})."
+                    )
                 if self.layouts.setdefault(name, layout) != layout:
                     raise PlanError(
                         f"pins {self.patterns[name]!r} and {pattern!r} both match {name} and give it {self.layouts[name]} and "
@@ -65,8 +67,15 @@ class Pins:
 
     def describe(self, graph: Graph, place: str) -> str:
         """The pins on a value, or on a node's outputs."""
-        names = [place] if place in self.layouts else [n for node in graph.nodes if node.name == place for n in node.outputs]
-        return ", ".join(f"the pin {self.patterns[n]!r} = {self.layouts[n]}" for n in names if n in self.layouts) or "the pins"
+        names = (
+            [place]
+            if place in self.layouts
+            else [n for node in graph.nodes if node.name == place for n in node.outputs]
+        )
+        return (
+            ", ".join(f"the pin {self.patterns[n]!r} = {self.layouts[n]}" for n in names if n in self.layouts)
+            or "the pins"
+        )
 
 
 class Both:

@@ -124,12 +124,12 @@ class Strategies:
         if len(kept) == len(numbers):
             return numbers
         if not kept:  # a restriction may ask for a layout that planning would leave out, such as a very uneven one
-            kept = tuple(
-                i for i, l in enumerate(spaces.layouts) if not l.has_partial and allowed(self.graph, value, l)
-            )
+            kept = tuple(i for i, l in enumerate(spaces.layouts) if not l.has_partial and allowed(self.graph, value, l))
         if not kept:
             assert self._restriction is not None
-            raise InfeasibleError(f"{value}: {type} has no layout that satisfies {self._restriction.describe(self.graph, value)}.")
+            raise InfeasibleError(
+                f"{value}: {type} has no layout that satisfies {self._restriction.describe(self.graph, value)}."
+            )
         return self._sources.setdefault((key, kept), _frozen(kept))
 
     def storable(self, value: str) -> np.ndarray:
