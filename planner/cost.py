@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from sbp.errors import ClusterError
 from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster
-from sbp.planner.collective import Terms, collective_terms, placement
+from sbp.planner.collective import Placement, Terms, collective_terms, placement
 from sbp.planner.physical import COLLECTIVES, LOCAL_STEPS
 
 VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view", "identity"})
@@ -55,6 +55,7 @@ class AnalyticCostModel:
         self._launch = device.launch_seconds
         self._seconds_per_flop: dict[str, float] = {}
         self._terms: dict[tuple[str, Mesh, int], tuple[Terms, ...]] = {}
+        self._placements: dict[tuple[tuple[int, ...], int], tuple[Placement, ...]] = {}
 
     def __repr__(self) -> str:
         return f"AnalyticCostModel({self.cluster})"
@@ -105,9 +106,12 @@ class AnalyticCostModel:
             # slice reads and writes one chunk; fill writes the whole; pad reads a chunk and writes the whole.
             moved = {"slice": 2 / members, "fill": 1.0, "pad": 1 + 1 / members}[kind]
             return (Terms(self._launch, 0.0, moved * self._seconds_per_byte),)
-        # Most groups lie alike; dict.fromkeys keeps the different ones, in order.
-        placements = dict.fromkeys(placement(self.cluster, group) for group in mesh.groups(axis))
-        return tuple(dict.fromkeys(collective_terms(kind, placed) for placed in placements))
+        place = (mesh.shape, axis)
+        if place not in self._placements:
+            # Most groups lie alike; dict.fromkeys keeps the different ones, in order.
+            found = dict.fromkeys(placement(self.cluster, group) for group in mesh.groups(axis))
+            self._placements[place] = tuple(found)
+        return tuple(dict.fromkeys(collective_terms(kind, placed) for placed in self._placements[place]))
 
 
 class CheckedCostModel:

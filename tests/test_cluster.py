@@ -1,6 +1,7 @@
 """Clusters: presets, strict files with lines in their errors, exact round trips."""
 
 import csv
+import json
 import math
 from pathlib import Path
 
@@ -325,3 +326,30 @@ def test_bad_json(damage, words):
     damage(data)
     with pytest.raises(ClusterError, match=words):
         Cluster.from_json(data)
+
+
+def run(*arguments):
+    from click.testing import CliRunner
+
+    from sbp.cli.clusters import clusters
+
+    return CliRunner().invoke(clusters, arguments)
+
+
+def test_command_lists_presets():
+    shown = run()
+    assert shown.exit_code == 0 and all(name in shown.stderr for name in presets()) and not shown.stdout
+    data = json.loads(run("--json").stdout)
+    assert [Cluster.from_json(item).name for item in data] == list(presets())
+
+
+def test_command_shows_a_file_that_loads():
+    shown = run("a100-80g", "--nodes", "16")
+    assert parse_cluster(shown.stdout) == Cluster.preset("a100-80g", nodes=16)
+    assert Cluster.from_json(json.loads(run("cpu", "--devices-per-node", "2", "--json").stdout)).size == 2
+
+
+def test_command_errors():
+    assert isinstance(run("h1000").exception, ClusterError)
+    assert run("--nodes", "2").exit_code == 2
+    assert run("h100", "--nodes", "0").exit_code == 2

@@ -1,10 +1,15 @@
-"""`sbp clusters`: the clusters that come with the package, and one of them (or a file) as YAML to start one's own from."""
+"""`sbp clusters`: the clusters that come with the package, and one of them (or a file) as YAML to edit."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from sbp.planner.cluster import Cluster
 
 
 @click.command("clusters")
@@ -27,7 +32,9 @@ def clusters(name: str | None, nodes: int | None, devices_per_node: int | None, 
         cluster = Cluster.resolve(name, nodes, devices_per_node)
         click.echo(_json(cluster.to_json()) if as_json else _yaml(cluster), nl=False)
         return
-    found = [Cluster.resolve(preset, nodes, devices_per_node) for preset in presets()]
+    if nodes is not None or devices_per_node is not None:
+        raise click.UsageError("--nodes and --devices-per-node resize one cluster; name it.")
+    found = [Cluster.preset(preset) for preset in presets()]
     if as_json:
         click.echo(_json([cluster.to_json() for cluster in found]), nl=False)
     else:
@@ -40,33 +47,29 @@ def _json(data: object) -> str:
     return json.dumps(data, indent=2) + "\n"
 
 
-def _yaml(cluster) -> str:
+def _yaml(cluster: Cluster) -> str:
     from sbp.planner.cluster_file import dump_cluster
 
     return dump_cluster(cluster)
 
 
-def _print_table(clusters) -> None:
+def _print_table(clusters: Iterable[Cluster]) -> None:
     """The presets with what distinguishes them, on stderr as all tables."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for title, justify in (
-        ("preset", "left"), ("device", "left"), ("devices", "right"), ("TFLOP/s", "right"), ("GiB", "right"),
-        ("memory GB/s", "right"), ("links, GB/s per device", "left"),
-    ):  # fmt: skip
-        table.add_column(title, justify=justify, no_wrap=title == "preset")
+    table = Table(box=None, pad_edge=False, caption="bf16 TFLOP/s; GB/s: memory, then per device and direction by tier")
+    for title in ("preset", "devices", "TFLOP/s", "GiB", "memory", "links"):
+        left = title in ("preset", "links")
+        table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for cluster in clusters:
         device = cluster.device
-        links = ", ".join(f"{tier.name} {tier.bandwidth_bytes_per_second / 1e9:g}" for tier in cluster.tiers)
         table.add_row(
             cluster.name,
-            device.name,
             f"{cluster.nodes} x {cluster.devices_per_node}",
             f"{device.peak('bf16') / 1e12:g}",
             f"{device.memory_bytes / 2**30:.1f}",
             f"{device.memory_bandwidth_bytes_per_second / 1e9:g}",
-            links,
+            ", ".join(f"{tier.name} {tier.bandwidth_bytes_per_second / 1e9:g}" for tier in cluster.tiers),
         )
     Console(file=sys.stderr).print(table)
