@@ -13,7 +13,7 @@ from sbp.mesh import Mesh
 from sbp.nn.module import Module
 from sbp.optim import Optimizer
 from sbp.planner.cluster import Cluster
-from sbp.planner.cost import AnalyticCostModel, CheckedCostModel, CostModel
+from sbp.planner.cost import CostModel, as_cost_model
 from sbp.planner.meshes import candidate_meshes, check_mesh
 from sbp.planner.pins import Both, Pins
 from sbp.planner.plan import Plan, Tried
@@ -34,7 +34,7 @@ def auto_parallel(
     batch: int | None = None,
     sequence: int | None = None,
     training: bool = True,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | str | None = None,
     precision: str | None = None,
     mesh: Mesh | Sequence[int] | str | None = None,
     pins: Mapping[str, str | Layout] | None = None,
@@ -62,7 +62,7 @@ def auto_parallel(
     training
         A training step with optimizer (default), or inference.
     optimizer
-        Default AdamW.
+        An optimizer of `sbp.optim` or its name; default AdamW.
     precision
         "mixed" (default in training: bf16 compute, f32 state), "bf16" (default in inference), "f32" or "f64".
     mesh
@@ -98,7 +98,7 @@ def auto_parallel(
     """
     machine = Cluster.resolve(cluster, nodes)
     step = workload(model, machine.size, batch, sequence, training, optimizer, precision)
-    costs: CostModel = AnalyticCostModel(machine) if cost_model is None else CheckedCostModel(cost_model)
+    costs = as_cost_model(machine if cost_model is None else cost_model)
     if memory_limit is None:
         memory_limit = machine.device.usable_memory_bytes
     if memory_limit <= 0 or time_limit <= 0:

@@ -84,6 +84,11 @@ class LayoutSpace:
     _steps: dict[tuple[int, int], Step]
     _next: np.ndarray
 
+    def is_slice(self, before: int, after: int) -> bool:
+        """Whether one numbered layout is cut out of the other along one mesh axis, without communication."""
+        step = self._steps.get((before, after))
+        return step is not None and step.kind == "slice"
+
     def path(self, before: Layout, after: Layout) -> tuple[Step, ...]:
         """The steps of the cheapest boxing."""
         at, end = self.index[before], self.index[after]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 
 import numpy as np
 
@@ -26,8 +27,9 @@ from sbp.planner.strategies import Strategies, StrategySet
 from sbp.planner.uses import OUTPUT, UPDATE, Group, Use, groups_of, is_resident
 
 LARGEST_SET = 3
-MOST_SETS = 600
-"""A copies node offers sets of up to three layouts; of up to two where that would make more than 600 strategies."""
+MOST_SETS = 100
+"""A copies node offers every set of up to three of the layouts that its readers ask for. Where that would make more than
+100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without communication."""
 
 NOTHING = -1
 
@@ -250,18 +252,23 @@ class _Formulation:
     def sets(
         self, space: LayoutSpace, value: str, group: Group, made: np.ndarray | None = None, resident: bool = False
     ) -> _Sets:
-        """Sets of the layouts that a group reads; with `made`, each with every layout that could be kept."""
+        """Sets of the layouts that a group reads; with `made`, each with the layouts that could be kept: its own, and,
+        where only one is made, that in which the value came to be, if it is no larger (a larger one is offered in pairs)."""
         wanted = [self.consumer(value, use)[1] for use in group.uses]
         key = ("sets", id(space), tuple(map(id, wanted)), id(made), resident)
         if key not in self._specifications:
             chosen, kept = [], []
-            for members in _small_sets(wanted):
+            for members in _small_sets(space, wanted):
                 if made is None:
                     others: list[int] = [NOTHING]
                 elif resident:
                     others = [NOTHING, *members]
+                elif len(members) > 1:
+                    others = list(members)
                 else:
-                    others = [*members, *(n for n in np.unique(made).tolist() if n not in members)]
+                    (read,) = members
+                    aside = (n for n in np.unique(made).tolist() if n != read and space.bytes[n] <= space.bytes[read])
+                    others = [read, *(n for n in aside if not space.layouts[n].has_partial)]
                 chosen.extend([members] * len(others))
                 kept.extend(others)
             self._specifications[key] = self._with_bytes(space, chosen, kept)
@@ -273,7 +280,7 @@ class _Formulation:
         wanted = [self.consumer(value, use)[1] for use in group.uses]
         key = ("again", id(space), tuple(map(id, wanted)), id(before))
         if key not in self._specifications:
-            pairs = [(members, keep) for keep in np.unique(before.kept).tolist() for members in _small_sets(wanted)]
+            pairs = [(members, keep) for keep in np.unique(before.kept).tolist() for members in _small_sets(space, wanted)]
             self._specifications[key] = self._with_bytes(space, [p[0] for p in pairs], [p[1] for p in pairs])
             self._alive.append((space, wanted, before))
         return self._specifications[key]
@@ -348,17 +355,14 @@ class _Formulation:
         return self.cached(("member", id(sets), id(wanted)), build, sets, wanted)
 
 
-def _small_sets(wanted: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
-    """Every set of layouts that the uses could ask for together, smallest first, up to the limits of this module."""
+def _small_sets(space: LayoutSpace, wanted: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    """The sets of layouts that a copies node offers to its readers, smallest first (see `MOST_SETS`)."""
     numbers = sorted(set(np.concatenate(wanted).tolist()))
     largest = min(len(wanted), LARGEST_SET)
-    found: list[tuple[int, ...]] = []
-    for size in range(1, largest + 1):
-        more = list(combinations(numbers, size))
-        if size > 2 and len(found) + len(more) > MOST_SETS:
-            break
-        found.extend(more)
-    return found
+    if sum(comb(len(numbers), size) for size in range(1, largest + 1)) <= MOST_SETS:
+        return [members for size in range(1, largest + 1) for members in combinations(numbers, size)]
+    pairs = (pair for pair in combinations(numbers, 2) if space.is_slice(*pair) or space.is_slice(*pair[::-1]))
+    return [*((number,) for number in numbers), *pairs]
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

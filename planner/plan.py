@@ -14,7 +14,7 @@ from sbp.layout import Layout
 from sbp.mesh import Mesh
 from sbp.planner.boxing import BoxingTable
 from sbp.planner.cluster import Cluster
-from sbp.planner.cost import AnalyticCostModel, CostModel
+from sbp.planner.cost import CostModel, as_cost_model
 from sbp.planner.decisions import Decisions
 from sbp.planner.lowering import lower
 from sbp.planner.memory import MemoryProfile, memory_profile
@@ -122,7 +122,7 @@ class Plan:
     @cached_property
     def costs(self) -> CostModel:
         """The cost model that prices this plan."""
-        return self.cost_model or AnalyticCostModel(self.cluster)
+        return as_cost_model(self.cost_model or self.cluster)
 
     @cached_property
     def physical(self) -> PhysicalPlan:

@@ -10,10 +10,13 @@ from sbp.errors import GraphError, PlanError
 from sbp.graph import Graph
 from sbp.models import PRESETS, TINY, config_named
 from sbp.nn.module import Module
-from sbp.optim import Optimizer
+from sbp.optim import SGD, Adam, AdamW, Optimizer, optimizer_named
 from sbp.training import inference, training_step
 
 DEFAULT_SAMPLES_PER_DEVICE = 8
+
+_OPTIMIZERS = (SGD, Adam, AdamW)
+"""Optimizers that a plan file can name."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ def workload(
     batch: int | None = None,
     sequence: int | None = None,
     training: bool = True,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | str | None = None,
     precision: str | None = None,
 ) -> Workload:
     """The graph of one step.
@@ -58,9 +61,10 @@ def workload(
     batch = DEFAULT_SAMPLES_PER_DEVICE * devices if batch is None else batch
     precision = precision or ("mixed" if training else "bf16")
     name = model if isinstance(model, str) else type(module).__name__
+    optimizer = None if optimizer is None else optimizer_named(optimizer)
     graph = _graph(module, batch, sequence, training, optimizer, precision, name)
     config = getattr(module, "config", None)
-    if config is None or optimizer is not None and not hasattr(optimizer, "to_json"):
+    if config is None or not (optimizer is None or type(optimizer) in _OPTIMIZERS):
         return Workload(graph, {})
     return Workload(
         graph,
@@ -71,7 +75,7 @@ def workload(
             "batch": batch,
             "sequence": sequence,
             "training": training,
-            "optimizer": None if optimizer is None else optimizer.to_json(),
+            "optimizer": None if optimizer is None else {"kind": type(optimizer).__name__, **asdict(optimizer)},
             "precision": precision,
         },
     )
@@ -95,7 +99,7 @@ def scaled_workload(model: Mapping[str, Any]) -> Graph:
     try:
         config: Any = family(**{key: _tuples(value) for key, value in model["config"].items() if key in known})
         module = config.scaled().build()
-        optimizer = None if model["optimizer"] is None else Optimizer.from_json(model["optimizer"])
+        optimizer = _optimizer(model["optimizer"])
         sequence = model["sequence"]
         limit = getattr(config.scaled(), "default_sequence", None)
         if sequence is not None and limit is not None:
@@ -125,6 +129,13 @@ def _graph(
     if training:
         return training_step(module, batch, sequence, optimizer, precision, name)
     return inference(module, batch, sequence, precision, name)
+
+
+def _optimizer(data: Mapping[str, Any] | None) -> Optimizer | None:
+    if data is None:
+        return None
+    kinds = {kind.__name__: kind for kind in _OPTIMIZERS}
+    return kinds[data["kind"]](**{key: _tuples(value) for key, value in data.items() if key != "kind"})
 
 
 def _tuples(value: Any) -> Any:
