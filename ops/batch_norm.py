@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from sbp.operator import operator
+from sbp.ops.broadcasting import of_type
 from sbp.ops.precision import wide_dtype, widen
 
 
@@ -63,6 +64,7 @@ def _inverse(xp: Any, variance: Any, eps: float) -> Any:
 @operator(
     lambda x, *_, **__: f"{_pattern(x)}, c, c, c, c -> {_pattern(x)}",
     linear="weight bias | x mean bias",
+    monotone="bias",
 )
 def batch_norm_apply(xp, x, mean, variance, weight, bias, *, eps=1e-5, training=True):
     """(x - mean) / sqrt(variance + eps) * weight + bias per channel: x (n, c, *spatial), the others (c,).
@@ -80,26 +82,26 @@ batch_norm_apply.flops = lambda n, c, s0, s1, s2: 3 * n * c * s0 * s1 * s2
 
 @batch_norm_apply.gradient
 def _(grad, x, mean, variance, weight, bias, *, eps, training):
-    dweight, dbias = batch_norm_sums(grad, x, mean, variance, weight, eps=eps)
+    dweight, dbias = batch_norm_sums(grad, x, mean, variance, eps=eps)
     if training:
         dx = batch_norm_backward(grad, x, mean, variance, weight, dweight, dbias, eps=eps)
     else:
         dx = batch_norm_frozen_backward(grad, variance, weight, eps=eps)
-    return dx, None, None, dweight, dbias
+    return dx, None, None, of_type(dweight, weight), of_type(dbias, bias)
 
 
 @operator(
-    lambda grad, *_, **__: f"{_pattern(grad, '+')}, {_pattern(grad, '+')}, c, c, c -> c, c",
+    lambda grad, *_, **__: f"{_pattern(grad, '+')}, {_pattern(grad, '+')}, c, c -> c, c",
     linear="grad | x mean -> dweight",
     outputs=("dweight", "dbias"),
-    dtype=lambda grad, x, mean, variance, weight, **_: (weight.dtype, weight.dtype),
+    dtype=lambda grad, *_, **__: wide_dtype(grad.dtype),
 )
-def batch_norm_sums(xp, grad, x, mean, variance, weight, *, eps=1e-5):
-    """Per channel the sums of grad * normalized x and of grad: the gradients of weight (its type) and bias."""
+def batch_norm_sums(xp, grad, x, mean, variance, *, eps=1e-5):
+    """Per channel the sums of grad * normalized x and of grad: the gradients of weight and bias."""
     wide = widen(grad)
     centered = widen(x) - _per_channel(mean, x)
     dweight = (wide * centered).sum(axis=_others(x)) * _inverse(xp, variance, eps)
-    return dweight.astype(weight.dtype, copy=False), wide.sum(axis=_others(x)).astype(weight.dtype, copy=False)
+    return dweight.astype(wide.dtype, copy=False), wide.sum(axis=_others(x))
 
 
 batch_norm_sums.flops = lambda n, c, s0, s1, s2: 4 * n * c * s0 * s1 * s2
@@ -107,7 +109,7 @@ batch_norm_sums.flops = lambda n, c, s0, s1, s2: 4 * n * c * s0 * s1 * s2
 
 @operator(
     lambda grad, *_, **__: f"{_pattern(grad)}, {_pattern(grad)}, c, c, c, c, c -> {_pattern(grad)}",
-    linear="grad dweight dbias | weight",
+    linear="grad dweight dbias | weight | grad x mean dbias",
 )
 def batch_norm_backward(xp, grad, x, mean, variance, weight, dweight, dbias, *, eps=1e-5, count=None):
     """Gradient for x of batch norm in training, from the two sums over the whole batch (of `count` per channel)."""
@@ -128,7 +130,11 @@ def batch_norm_frozen_backward(xp, grad, variance, weight, *, eps=1e-5):
     return (widen(grad) * _per_channel(_inverse(xp, variance, eps) * weight, grad)).astype(grad.dtype, copy=False)
 
 
-@operator("..., ... -> ...", linear="all")
+def _both_increase(*_: Any, momentum: float = 0.1, factor: float = 1.0) -> str:
+    return "each" if 0 <= momentum <= 1 and factor >= 0 else ""
+
+
+@operator("..., ... -> ...", linear="all", monotone=_both_increase)
 def moving_average(xp, average, new, *, momentum=0.1, factor=1.0):
     """(1 - momentum) * average + momentum * factor * new: how running statistics follow those of a batch."""
     return ((1 - momentum) * average + (momentum * factor) * new).astype(average.dtype, copy=False)
@@ -162,13 +168,12 @@ def batch_norm(
 
 
 _POSITIVE = {"variance": (0.5, 2.0)}
-for _x, _c in (("f32[4,3,2]", "f32[3]"), ("f32[3,2,1,2]", "f32[2]"), ("f32[5,2]", "f32[2]")):
+for _x, _c in (("f32[4,5,2]", "f32[5]"), ("f32[3,4,1,2]", "f32[4]"), ("f32[1,6]", "f32[6]")):
     channel_mean.case(_x)
     channel_variance.case(_x, _c)
     batch_norm_apply.case(_x, _c, _c, _c, _c, ranges=_POSITIVE)
-    batch_norm_sums.case(_x, _x, _c, _c, _c, ranges=_POSITIVE)
+    batch_norm_sums.case(_x, _x, _c, _c, ranges=_POSITIVE)
     batch_norm_frozen_backward.case(_x, _c, _c, ranges=_POSITIVE)
-batch_norm_backward.case("f32[4,2]", "f32[4,2]", "f32[2]", "f32[2]", "f32[2]", "f32[2]", "f32[2]", ranges=_POSITIVE)
-batch_norm_backward.case("f32[3,1,2]", "f32[3,1,2]", "f32[1]", "f32[1]", "f32[1]", "f32[1]", "f32[1]", ranges=_POSITIVE)
+batch_norm_backward.case("f32[3,5]", "f32[3,5]", *("f32[5]",) * 5, ranges=_POSITIVE)
 moving_average.case("f32[4]", "f32[4]")
 moving_average.case("f32[5]", "f32[5]", momentum=0.3, factor=1.25)

@@ -20,7 +20,7 @@ def _triangle_rule(x: tuple[int, ...]) -> tuple[str, dict[str, int]]:
     return "*b f^ f^ -> *b p^", {"p": x[-1] * (x[-1] - 1) // 2}
 
 
-@operator(_triangle_rule, linear="all")
+@operator(_triangle_rule, linear="all", monotone="all")
 def lower_triangle(xp, x):
     """Entries strictly below the diagonal, row by row: x (*b, f, f) -> (*b, f (f - 1) / 2)."""
     size = x.shape[-1]
@@ -43,7 +43,7 @@ def _backward_rule(grad: tuple[int, ...], *, size: int) -> tuple[str, dict[str, 
     return "*b p^ -> *b f^ f^", {"f": size}
 
 
-@operator(_backward_rule, linear="all")
+@operator(_backward_rule, linear="all", monotone="all")
 def lower_triangle_backward(xp, grad, *, size):
     """Matrices (*b, size, size) with `grad` (*b, size (size - 1) / 2) below the diagonal and zeros elsewhere."""
     out = xp.zeros((*grad.shape[:-1], size * size), grad.dtype)

@@ -85,7 +85,7 @@ def _batch_axes(x: Any) -> tuple[int, ...]:
     return tuple(range(x.ndim - 1))
 
 
-@operator("*b h^, h^, h^ -> *b h^", linear="weight bias")
+@operator("*b h^, h^, h^ -> *b h^", linear="weight bias", monotone="bias")
 def layer_norm(xp, x, weight, bias, *, eps=1e-5):
     """Standardize over the last dimension, then scale and shift: x (*b, h), weight (h,), bias (h,)."""
     centered, inverse = _moments(xp, widen(x), (-1,), eps)
@@ -204,7 +204,7 @@ def _per_channel(parameter: Any, x: Any) -> Any:
     return parameter.reshape(1, x.shape[1], *(1,) * (x.ndim - 2))
 
 
-@operator(_group_rule, linear="weight bias")
+@operator(_group_rule, linear="weight bias", monotone="bias")
 def group_norm(xp, x, weight, bias, *, groups, eps=1e-5):
     """Standardize each group of channels of each sample: x (n, c, *spatial), weight and bias (c,)."""
     if not x.size:
@@ -276,7 +276,7 @@ group_norm_backward.flops = lambda n, g, c, s0, s1, s2: 16 * n * g * c * s0 * s1
 for _op in (softmax, log_softmax):
     _op.case("f32[4,5]")
     _op.case("f32[3,5,2]", axis=1)
-    _op.case("f32[1,4]", axis=0)
+    _op.case("f32[4,1]", axis=0)
 for _op in (softmax_backward, log_softmax_backward):
     _op.case("f32[4,5]", "f32[4,5]")
     _op.case("f32[3,5,2]", "f32[3,5,2]", axis=1)

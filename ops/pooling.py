@@ -1,4 +1,4 @@
-"""Maximum and average pooling over windows; batch and channels split."""
+"""Maximum and average pooling over windows. Batch and channels split, and places where the windows tile them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,39 @@ from typing import Any
 from sbp.errors import GraphError, RuleError
 from sbp.operator import operator
 from sbp.ops.reduction import mean
-from sbp.ops.windows import Windows
+from sbp.ops.windows import Windows, per_dimension
 
 
-def _rule(x: tuple[int, ...], *, kernel_size: Any, stride: Any, padding: Any, **_: Any) -> tuple[str, dict[str, int]]:
+def _checked(x: tuple[int, ...], *, kernel_size: Any, stride: Any, padding: Any, **_: Any) -> Windows:
     if len(x) < 2:
         raise RuleError(f"takes (*b, h, w), got shape {list(x)}")
-    windows = _windows(x, kernel_size, stride, padding)
+    windows = _windows(x, kernel_size, stride, padding).check()
     if any(2 * pad > kernel for pad, kernel in zip(windows.padding, windows.kernel)):
         raise RuleError(f"padding={padding} must be at most half of kernel_size={kernel_size}")
-    return "*b h^ w^ -> *b p^ q^", dict(zip("pq", windows.counts))
+    return windows
+
+
+def _rule(x: tuple[int, ...], **attributes: Any) -> tuple[str, dict[str, int]]:
+    size, _, count, sizes = _checked(x, **attributes).terms(inside="^")
+    return f"*b {size} -> *b {count}", sizes
+
+
+def _flops(kernel_size: Any, elements_out: int) -> float:
+    return elements_out * math.prod(per_dimension(kernel_size, 2, "kernel_size"))
+
+
+def _disjoint(*_: Any, kernel_size: Any, stride: Any = None, **__: Any) -> str:
+    """Where windows do not overlap, backward only moves (and scales) elements, so maxima pass."""
+    kernel = per_dimension(kernel_size, 2, "kernel_size")
+    steps = kernel if stride is None else per_dimension(stride, 2, "stride")
+    return "grad" if all(size <= step for size, step in zip(kernel, steps)) else ""
 
 
 def _windows(shape: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any) -> Windows:
     return Windows.of(tuple(shape[-2:]), kernel_size, kernel_size if stride is None else stride, padding, 1)
 
 
-@operator(_rule)
+@operator(_rule, passes=(("x", "max", "max"),))
 def max_pool2d(xp, x, *, kernel_size, stride=None, padding=0):
     """Largest element of each window: x (*b, h, w) -> (*b, rows, columns). `stride` is `kernel_size` unless given."""
     windows = _windows(x.shape, kernel_size, stride, padding)
@@ -34,7 +50,7 @@ def max_pool2d(xp, x, *, kernel_size, stride=None, padding=0):
     return windows.gather(xp, x, -math.inf).max(axis=-2).reshape(shape)
 
 
-max_pool2d.reasons["P(max) -> P(max)"] = "nothing makes a P(max) of images, and no mark says maximum without minimum"
+max_pool2d.flops = _flops
 
 
 @max_pool2d.gradient
@@ -43,11 +59,14 @@ def _(grad, x, *, kernel_size, stride, padding):
 
 
 def _backward_rule(grad: tuple[int, ...], x: tuple[int, ...], **attributes: Any) -> tuple[str, dict[str, int]]:
-    _rule(x, **attributes)
-    return "*b p^ q^, *b h^ w^ -> *b h^ w^", {}
+    windows = _checked(x, **attributes)
+    if tuple(grad[-2:]) != windows.counts:
+        raise RuleError(f"the gradient's shape {list(grad)} should end in {list(windows.counts)}")
+    size, _, count, sizes = windows.terms(inside="^")
+    return f"*b {count}, *b {size} -> *b {size}", sizes
 
 
-@operator(_backward_rule, linear="grad")
+@operator(_backward_rule, linear="grad", monotone=_disjoint)
 def max_pool2d_backward(xp, grad, x, *, kernel_size, stride=None, padding=0):
     """Gradient of `max_pool2d`: each window's goes to its largest element, of equal ones the first."""
     if not x.size:
@@ -57,6 +76,9 @@ def max_pool2d_backward(xp, grad, x, *, kernel_size, stride=None, padding=0):
     places = xp.arange(math.prod(windows.kernel))[:, None]
     cells = grad.reshape(*grad.shape[:-2], 1, math.prod(windows.counts))
     return windows.scatter(xp, xp.where(places == largest, cells, xp.zeros_like(cells)))
+
+
+max_pool2d_backward.flops = lambda elements: 2 * elements
 
 
 def _divisor(xp: Any, windows: Windows, count_include_pad: bool, dtype: Any) -> Any:
@@ -76,6 +98,9 @@ def avg_pool2d(xp, x, *, kernel_size, stride=None, padding=0, count_include_pad=
     return windows.gather(xp, x).sum(axis=-2).reshape(shape) / _divisor(xp, windows, count_include_pad, x.dtype)
 
 
+avg_pool2d.flops = _flops
+
+
 @avg_pool2d.gradient
 def _(grad, x, *, kernel_size, stride, padding, count_include_pad):
     return avg_pool2d_backward(
@@ -87,13 +112,14 @@ def _(grad, x, *, kernel_size, stride, padding, count_include_pad):
 def _average_backward_rule(
     grad: tuple[int, ...], *, size: tuple[int, int], **attributes: Any
 ) -> tuple[str, dict[str, int]]:
-    _, counts = _rule((*grad[:-2], *size), **attributes)
-    if tuple(grad[-2:]) != tuple(counts.values()):
-        raise RuleError(f"the gradient's shape {list(grad)} should end in {list(counts.values())}")
-    return "*b p^ q^ -> *b h^ w^", dict(zip("hw", size))
+    windows = _checked((*grad[:-2], *size), **attributes)
+    if tuple(grad[-2:]) != windows.counts:
+        raise RuleError(f"the gradient's shape {list(grad)} should end in {list(windows.counts)}")
+    places, _, count, sizes = windows.terms(inside="^")
+    return f"*b {count} -> *b {places}", sizes
 
 
-@operator(_average_backward_rule, linear="all")
+@operator(_average_backward_rule, linear="all", monotone=_disjoint)
 def avg_pool2d_backward(xp, grad, *, size, kernel_size, stride=None, padding=0, count_include_pad=True):
     """Gradient of `avg_pool2d` for an input of spatial `size`."""
     if not grad.size:
@@ -102,6 +128,14 @@ def avg_pool2d_backward(xp, grad, *, size, kernel_size, stride=None, padding=0, 
     cells = grad / _divisor(xp, windows, count_include_pad, grad.dtype)
     cells = cells.reshape(*grad.shape[:-2], 1, math.prod(windows.counts))
     return windows.scatter(xp, xp.broadcast_to(cells, (*cells.shape[:-2], math.prod(windows.kernel), cells.shape[-1])))
+
+
+avg_pool2d_backward.flops = lambda elements: 2 * elements
+
+
+@avg_pool2d_backward.localize
+def _(attributes, inputs, outputs):
+    return {**attributes, "size": outputs[0].shape[-2:]}
 
 
 @avg_pool2d_backward.gradient

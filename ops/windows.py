@@ -33,26 +33,55 @@ class Windows:
 
     @classmethod
     def of(cls, size: Sizes, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Windows:
-        """From attributes that may be single numbers; raises `RuleError` where they make no sense."""
+        """From attributes that may be single numbers."""
         count = len(size)
-        found = cls(
+        return cls(
             tuple(size),
             per_dimension(kernel, count, "kernel_size"),
             per_dimension(stride, count, "stride"),
             per_dimension(padding, count, "padding"),
             per_dimension(dilation, count, "dilation"),
         )
-        if min((*found.kernel, *found.stride, *found.dilation), default=1) < 1 or min(found.padding, default=0) < 0:
+
+    def check(self) -> Windows:
+        """Raise `RuleError` where the numbers make no sense globally (a rank's shard may well be empty)."""
+        if min((*self.kernel, *self.stride, *self.dilation), default=1) < 1 or min(self.padding, default=0) < 0:
             raise RuleError(
-                f"kernel_size={kernel}, stride={stride} and dilation={dilation} must be at least 1, "
-                f"padding={padding} at least 0"
+                f"kernel {list(self.kernel)}, stride {list(self.stride)} and dilation {list(self.dilation)} must be at "
+                f"least 1, padding {list(self.padding)} at least 0"
             )
-        if min(found.counts, default=1) < 1:
+        if min(self.counts, default=1) < 1:
             raise RuleError(
-                f"windows of {list(found.kernel)} with dilation {list(found.dilation)} do not fit into {list(size)} "
-                f"padded by {list(found.padding)}"
+                f"windows of {list(self.kernel)} with dilation {list(self.dilation)} do not fit into {list(self.size)} "
+                f"padded by {list(self.padding)}"
             )
-        return found
+        return self
+
+    @property
+    def tiles(self) -> tuple[bool, ...]:
+        """Per dimension, whether the windows lie side by side and cover it, so that it can be split between them."""
+        return tuple(
+            stride == kernel and pad == 0 and (dilation == 1 or kernel == 1) and size == count * kernel
+            for size, kernel, stride, pad, dilation, count in zip(
+                self.size, self.kernel, self.stride, self.padding, self.dilation, self.counts
+            )
+        )
+
+    def terms(self, window: str = "", inside: str = "") -> tuple[str, str, str, dict[str, int]]:
+        """How rules write the spatial dimensions of the input, the kernel and the windows, and the sizes of the names.
+
+        A dimension in tiles is the compound (window, place inside it), with these marks; another one is never split.
+        """
+        size, kernel, windows, sizes = [], [], [], {}
+        for number, tiled in enumerate(self.tiles):
+            p, y = (f"p{number}{window}", f"y{number}{inside}") if tiled else (f"p{number}^", f"y{number}^")
+            size.append(f"({p} {y})" if tiled else f"h{number}^")
+            windows.append(p)
+            kernel.append(y)
+            sizes.update({f"p{number}": self.counts[number], f"y{number}": self.kernel[number]})
+            if not tiled:
+                sizes[f"h{number}"] = self.size[number]
+        return " ".join(size), " ".join(kernel), " ".join(windows), sizes
 
     @property
     def counts(self) -> Sizes:
