@@ -106,17 +106,17 @@ class Graph:
         made = set(self.producers)
         return tuple(name for name in self.values if name not in made)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Sources that are fed at every step."""
         return tuple(name for name in self.sources if self.values[name].kind == "input")
 
-    @property
+    @cached_property
     def state(self) -> tuple[str, ...]:
         """Sources that live from step to step: parameters, buffers, optimizer state."""
         return tuple(name for name in self.sources if self.values[name].kind in STATE_KINDS)
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Trainable state."""
         return tuple(name for name in self.sources if self.values[name].kind == "parameter")
@@ -181,8 +181,9 @@ class Graph:
                 raise GraphError(f"value {name!r}: kind {value.kind!r} is none of {', '.join(KINDS)}.")
             if name not in self.producers and value.kind not in ("input", *STATE_KINDS):
                 raise GraphError(f"value {name!r} is an {value.kind}, but no node makes it.")
+        states = set(self.state)
         for state, new in self.updates.items():
-            if state not in self.state or new not in known:
+            if state not in states or new not in known:
                 raise GraphError(
                     f"update {state!r} -> {new!r}: the first must be state and the second a value that is made."
                 )

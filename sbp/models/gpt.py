@@ -80,7 +80,7 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(config.hidden, config.eps)
         self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
         self.lm_head.weight = self.wte.weight
-        self.loss = nn.CrossEntropyLoss()
+        self.loss = nn.CrossEntropyLoss(ignore_index=None)
 
     def example_inputs(self, batch: int, sequence: int | None = None) -> Inputs:
         """tokens and targets, (batch, sequence) each."""

@@ -81,7 +81,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.hidden, config.eps)
         self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False, initial=NORMAL)
-        self.loss = nn.CrossEntropyLoss()
+        self.loss = nn.CrossEntropyLoss(ignore_index=None)
 
     def example_inputs(self, batch: int, sequence: int | None = None) -> Inputs:
         """tokens and targets, (batch, sequence) each."""

@@ -39,7 +39,7 @@ class MLP(nn.Module):
         pairs = list(zip(config.widths, config.widths[1:]))
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairs)
         self.act = nn.ReLU()
-        self.loss = nn.CrossEntropyLoss() if config.classification else nn.MSELoss()
+        self.loss = nn.CrossEntropyLoss(ignore_index=None) if config.classification else nn.MSELoss()
 
     def example_inputs(self, batch: int, sequence: int | None = None) -> Inputs:
         """x (batch, widths[0]) and targets: class numbers (batch,), or numbers (batch, widths[-1])."""

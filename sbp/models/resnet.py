@@ -84,7 +84,7 @@ class ResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten()
         self.fc = nn.Linear(inputs, config.classes)
-        self.loss = nn.CrossEntropyLoss()
+        self.loss = nn.CrossEntropyLoss(ignore_index=None)
 
     def example_inputs(self, batch: int, sequence: int | None = None) -> Inputs:
         """images (batch, channels, image, image) and targets (batch,); `sequence` has no meaning here."""

@@ -86,7 +86,7 @@ class ViT(nn.Module):
         self.layers = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
         self.ln = nn.LayerNorm(config.hidden, config.eps)
         self.head = nn.Linear(config.hidden, config.classes, initial=NORMAL)
-        self.loss = nn.CrossEntropyLoss()
+        self.loss = nn.CrossEntropyLoss(ignore_index=None)
 
     def example_inputs(self, batch: int, sequence: int | None = None) -> Inputs:
         """images (batch, channels, image, image) and targets (batch,); `sequence` has no meaning here."""

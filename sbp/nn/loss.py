@@ -14,13 +14,13 @@ def in_full_precision(x: Any) -> Any:
 
 
 class CrossEntropyLoss(Module):
-    """Mean of -log softmax(logits)[target] over the targets that are not `ignore_index`.
+    """Mean of -log softmax(logits)[target] over the targets that are not `ignore_index` (None: all).
 
     logits (..., classes), targets (...) integers. (PyTorch's classes are in dimension 1; here, last.) Logits may be
     narrow: their exponentials are summed in float32 without a wide copy of them.
     """
 
-    def __init__(self, ignore_index: int = -100) -> None:
+    def __init__(self, ignore_index: int | None = -100) -> None:
         super().__init__()
         self.ignore_index = ignore_index
 

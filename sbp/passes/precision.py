@@ -1,4 +1,4 @@
-"""Element types: which values are computed in which precision."""
+"""Mixed precision: which values are kept and computed in which element type."""
 
 from __future__ import annotations
 
@@ -35,7 +35,15 @@ PRECISIONS = {
 """By name: mixed (bf16 computation, f32 parameters and optimizer state), bf16, f32, f64."""
 
 _MATRIX = ("matmul", "linear", "convolution", "attention", "masked_attention", "einsum")  # tensor cores
-_OWN_TYPES = ("batch_norm_apply", "channel_variance", "sum_exp", "log_probability")  # wide statistics, narrow x
+_OWN_TYPES = (  # beside a narrow x their scale, shift and statistics stay wide, inside the kernels too
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "batch_norm_apply",
+    "channel_variance",
+    "sum_exp",
+    "log_probability",
+)
 _LOOK_UP = ("embedding", "gather")  # reads few rows of a large table, so rows are cast, not tables
 
 
@@ -51,9 +59,9 @@ def precision_named(name: str | Precision) -> Precision:
 def with_precision(graph: Graph, precision: str | Precision) -> Graph:
     """A forward graph written in f32 in another precision.
 
-    * State is stored in `storage`. Where that is not `compute`, each parameter is cast once, in the module that owns
-      it; a table that is only looked up in is not cast, its rows are.
-    * Batch norm's statistics, scale and shift, and the sums of cross-entropy, keep their own wide types.
+    * Parameters are stored in `storage`, inputs and buffers as they are declared. Where that is not `compute`, each is cast once, a
+      parameter in the module that owns it; a table that is only looked up in is not cast, its rows are.
+    * Scale, shift and statistics of normalizations, and the sums of cross-entropy, keep their own wide types.
     * Matrix products, convolutions and attention run in `compute`. Other nodes run in `compute` too, unless one of
       their inputs is wider (it comes from an explicit cast): then all its inputs are widened.
     * What only serves to update state (running statistics) is computed in the state's type.
@@ -67,15 +75,15 @@ def with_precision(graph: Graph, precision: str | Precision) -> Graph:
     chosen = precision_named(precision)
     if any(node.phase != "forward" for node in graph.nodes):
         raise GraphError(f"graph {graph.name}: the precision must be chosen before gradients are added.")
+    sources = set(graph.sources)
     values = {
         name: replace(value, type=replace(value.type, dtype=_source_type(value.kind, value.dtype, chosen)))
-        if name in graph.sources
+        if name in sources
         else value
         for name, value in graph.values.items()
     }
     rewriter = _Rewriter(graph, chosen)
-    sources = replace(graph, values=values)
-    builder, symbols = replay(sources, rewriter.visit)
+    builder, symbols = replay(replace(graph, values=values), rewriter.visit)
     for state in graph.updates:
         new = symbols[graph.updates[state]]
         if new.dtype != symbols[state].dtype:
@@ -87,7 +95,9 @@ def with_precision(graph: Graph, precision: str | Precision) -> Graph:
 def _source_type(kind: str, dtype: str, precision: Precision) -> str:
     if not is_floating(dtype):
         return dtype
-    return precision.compute if kind == "input" else precision.storage
+    if kind in ("input", "buffer"):  # targets and running statistics need not lose digits
+        return precision.full if dtype == "f32" else dtype
+    return precision.storage
 
 
 class _Rewriter:
@@ -96,6 +106,7 @@ class _Rewriter:
     def __init__(self, graph: Graph, precision: Precision) -> None:
         self.graph = graph
         self.precision = precision
+        self.sources = set(graph.sources)
         self.casts: dict[tuple[str, str], Symbol] = {}
         self.only_updates = _only_for_updates(graph)
         self.only_looked_up = {
@@ -109,7 +120,7 @@ class _Rewriter:
         if node.op == "cast" and is_floating(node.attributes["dtype"]):
             target = full if node.attributes["dtype"] == "f32" else node.attributes["dtype"]
             if is_floating(inputs[0].dtype):
-                if self._is_state(inputs[0]):
+                if self._is_source(inputs[0]):
                     return self._cast(builder, inputs[0], target)
                 return inputs[0] if inputs[0].dtype == target else ops.cast(inputs[0], dtype=target)
             return ops.cast(inputs[0], dtype=target if target == full else compute)
@@ -121,31 +132,31 @@ class _Rewriter:
         elif node.op in _MATRIX:
             wide = compute
         else:
-            wide = self._widest([compute, *(item.dtype for item in inputs if not self._is_state(item))])
-        cast = inputs[:1] if node.op in _OWN_TYPES else inputs
-        if node.op in _OWN_TYPES:
-            wide = self._widest([compute, inputs[0].dtype])
+            decisive = inputs[:1] if node.op in _OWN_TYPES else inputs
+            wide = self._widest([compute, *(item.dtype for item in decisive if not self._is_source(item))])
+        count = 1 if node.op in _OWN_TYPES else len(inputs)
         inputs = [
-            self._cast(builder, item, wide) if item in cast and is_floating(item.dtype) else item for item in inputs
+            self._cast(builder, item, wide) if index < count and is_floating(item.dtype) else item
+            for index, item in enumerate(inputs)
         ]
         if is_floating(node.attributes.get("dtype", "")):
             node = replace(node, attributes={**node.attributes, "dtype": wide})
         return copy_node(builder, node, inputs)
 
-    def _is_state(self, symbol: Symbol) -> bool:
-        return symbol.name in self.graph.values and self.graph.values[symbol.name].kind in ("parameter", "buffer")
+    def _is_source(self, symbol: Symbol) -> bool:
+        return symbol.name in self.sources
 
     def _widest(self, dtypes: Sequence[str]) -> str:
         floating = [dtype for dtype in dtypes if is_floating(dtype)]
         return max(floating, key=lambda dtype: SIZES[dtype], default=self.precision.compute)
 
     def _cast(self, builder: GraphBuilder, symbol: Symbol, dtype: str) -> Symbol:
-        """The symbol in another type; cast once per type, state in the module that owns it."""
+        """The symbol in another type; cast once per type, a source in the module that owns it."""
         if symbol.dtype == dtype:
             return symbol
         known = self.casts.get((symbol.name, dtype))
         if known is None:
-            module = symbol.name.rpartition(".")[0] if self._is_state(symbol) else builder.module
+            module = symbol.name.rpartition(".")[0] if self._is_source(symbol) else builder.module
             with builder.at("forward", module):
                 known = ops.cast(symbol, dtype=dtype)
             self.casts[symbol.name, dtype] = known
