@@ -135,7 +135,7 @@ def _same(x: Any, y: Any, rtol: float) -> bool:
     xp = _module_of(x)
     if rtol == 0.0 or x.dtype.kind not in "fc":
         return bool(((x == y) | ((x != x) & (y != y))).all())
-    scale = float(xp.abs(x).max()) if x.size else 0.0
+    scale = float(xp.abs(xp.where(xp.isfinite(x), x, 0)).max()) if x.size else 0.0
     return bool(xp.allclose(x, y, rtol=rtol, atol=rtol * scale, equal_nan=True))
 
 

@@ -34,7 +34,7 @@ class Collective:
 
 
 def collectives(mesh: Mesh) -> Iterator[Collective]:
-    """Every change of one mesh axis, beside every kind of neighbour on the other axes, for even, uneven and empty shards."""
+    """Every change of one mesh axis, beside every neighbour on the other axes, for even, uneven and empty shards."""
     random = numpy.random.default_rng(7)
     neighbours = ("B", "S(0)", "S(1)") if mesh.ndim > 1 else ("B",)
     for axis in range(mesh.ndim):

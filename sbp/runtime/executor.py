@@ -18,8 +18,9 @@ from sbp.comm.inprocess import InProcessCommunicator
 from sbp.comm.interface import Communicator
 from sbp.cuda.interface import Backend
 from sbp.cuda.numpy_backend import NumpyBackend
+from sbp.dtype import is_floating
 from sbp.errors import PlanError, SbpError
-from sbp.interpreter import attributes_in, held_in
+from sbp.interpreter import attributes_in
 from sbp.layout import Shard
 from sbp.operator import REGISTRY
 from sbp.planner.physical import Compute, PhysicalPlan, Register
@@ -146,8 +147,9 @@ class Executor:
         return {value: self.collect(local, self.physical.sources[value]) for value, local in state.items()}
 
     def dtype(self, register: Register) -> str:
-        """The NumPy element type that holds a register, under the overriding floating type."""
-        return held_in(register.type.dtype, self.floating)
+        """A register's element type, under the overriding floating type."""
+        kind = register.type.dtype
+        return self.floating if self.floating is not None and is_floating(kind) else kind
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
@@ -260,7 +262,6 @@ class Executor:
                     op.local_attributes(operation.attributes, *boxes), self.floating
                 )
             calls.append((rank, attributes, [shard.shape for shard in boxes[1]]))
-        several = len(outputs) > 1
 
         def compute(table: Table) -> None:
             sources: list[Any] = [table[number] for number in inputs]
@@ -285,23 +286,7 @@ class Executor:
             for number, local in zip(outputs, made):
                 table[number] = local
 
-        def compute_one(table: Table) -> None:
-            sources: list[Any] = [table[number] for number in inputs]
-            local: Local = {}
-            for rank, attributes, (shape,) in calls:
-                arrays = [source[rank] for source in sources]
-                try:
-                    result = kernel(xp, *arrays, **attributes)
-                except Exception as error:
-                    raise _failed(operation, rank, arrays, f"{type(error).__name__}: {error}") from error
-                if isinstance(result, (tuple, list)):
-                    (result,) = result
-                if result.shape != shape:
-                    raise _failed(operation, rank, arrays, f"made {list(result.shape)}, the plan says {list(shape)}")
-                local[rank] = result if shape and result.dtype == dtypes[0] else xp.asarray(result, dtype=dtypes[0])
-            table[outputs[0]] = local
-
-        return compute if several else compute_one
+        return compute
 
 
 def check_program(physical: PhysicalPlan) -> None:

@@ -9,7 +9,7 @@ import numpy
 from sbp.comm.interface import Communicator
 from sbp.cuda.interface import Backend
 from sbp.errors import PlanError
-from sbp.layout import Broadcast, Partial, Split
+from sbp.layout import Broadcast, Partial, Shard, Split
 from sbp.mesh import Mesh
 from sbp.planner.physical import Register
 from sbp.runtime.boxing import Local, identity
@@ -35,14 +35,14 @@ def place(
     if array.shape != register.type.shape:
         raise PlanError(f"{register.value} is {register.type}, but was given an array of shape {list(array.shape)}.")
     held: Any = backend.dtype(dtype)
-    shards: dict[tuple[slice, ...], Any] = {}
+    shards: dict[Shard, Any] = {}
     made = {}
     for rank in ranks:
         coordinate = mesh.coordinate(rank)
         shard = register.layout.shard(register.type.shape, mesh.shape, coordinate)
-        if shard.slices not in shards:
-            shards[shard.slices] = backend.from_host(numpy.array(array[shard.slices], dtype=held, order="C"))
-        made[rank] = shards[shard.slices]
+        if shard not in shards:
+            shards[shard] = backend.from_host(numpy.array(array[shard.slices], dtype=held, order="C"))
+        made[rank] = shards[shard]
         for sbp, index in zip(register.layout, coordinate):
             if isinstance(sbp, Partial) and sbp.reduce == "sum" and index:
                 made[rank] = backend.xp.full_like(made[rank], identity("sum", held))

@@ -10,12 +10,13 @@ import numpy
 
 from sbp.comm.interface import Communicator
 from sbp.cuda.interface import Backend
-from sbp.errors import PlanError
+from sbp.errors import LayoutError, PlanError
 from sbp.graph import Graph
 from sbp.initial import draw_all
 from sbp.interpreter import evaluate
 from sbp.layout import Layout
 from sbp.planner.physical import Compute, PhysicalPlan
+from sbp.runtime.boxing import Local
 from sbp.runtime.executor import Executor
 
 FLOOR = 1e-2
@@ -49,6 +50,8 @@ class Check:
         What the error is relative to.
     passed
         Whether it is within the tolerance.
+    detail
+        What is wrong where there is no difference to speak of: replicas that differ among themselves.
     """
 
     value: str
@@ -59,9 +62,11 @@ class Check:
     error: float
     scale: float
     passed: bool
+    detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.role} {self.value}: {self.type} {self.layout} made by {self.producer}, error {self.error:.2e}"
+        what = f"{self.role} {self.value}: {self.type} {self.layout} made by {self.producer}, error {self.error:.2e}"
+        return f"{what} ({self.detail.rstrip('.')})" if self.detail else what
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +186,10 @@ def _compare(
     )
     expected = evaluate(graph, arrays, floating=floating, keep=[name for name in values if name in graph.values])
     states = set(physical.updates)
-    compared: list[tuple[str, str, int, Any]] = []  # value, role, register, local arrays
-    compared.extend((value, graph.values[value].kind, number, result.kept[number]) for number in registers
-                    for value in (physical.registers[number].value,))  # fmt: skip
+    compared: list[tuple[str, str, int, Local]] = []  # value, role, register, local arrays
+    for number in registers:
+        value = physical.registers[number].value
+        compared.append((value, graph.values[value].kind, number, result.kept[number]))
     compared.extend((value, "output", number, result.outputs[value]) for value, number in physical.outputs.items())
     compared.extend((value, "state", number, result.state[value]) for value, number in physical.updates.items())
     missing = [f"output {name}" for name in graph.outputs if name not in physical.outputs]
@@ -194,12 +200,14 @@ def _compare(
         )
     filled = _filled(physical)
     compared.sort(key=lambda item: filled[item[2]][0])
-    found = [(role, executor.collect(local, number), numpy.asarray(_host(expected[value], executor)))
-             for value, role, number, local in compared]  # fmt: skip
+    found = [
+        (*_collected(executor, local, number), numpy.asarray(_host(expected[value], executor)))
+        for value, _, number, local in compared
+    ]
     kinds = [graph.values[value].kind if role == "state" else role for value, role, _, _ in compared]
-    usual = _usual_sizes(kinds, [reference for _, _, reference in found])
+    usual = _usual_sizes(kinds, [reference for *_, reference in found])
     checks = []
-    for (value, role, number, _), kind, (_, array, reference) in zip(compared, kinds, found):
+    for (value, role, number, _), kind, (array, detail, reference) in zip(compared, kinds, found):
         difference, scale = _difference(array, reference, FLOOR * usual.get(kind, 0.0))
         register = physical.registers[number]
         tolerance = rtol if reference.dtype.kind == "f" else 0.0
@@ -213,9 +221,18 @@ def _compare(
                 difference,
                 scale,
                 difference <= tolerance,
+                detail,
             )
         )
     return checks
+
+
+def _collected(executor: Executor, local: Local, number: int) -> tuple[Any, str]:
+    """The global array, or None and what is wrong with the shards."""
+    try:
+        return executor.collect(local, number), ""
+    except (LayoutError, PlanError) as error:
+        return None, str(error)
 
 
 def _host(array: Any, executor: Executor) -> Any:
@@ -251,7 +268,7 @@ def _largest(array: Any) -> float:
 
 def _difference(array: Any, reference: Any, floor: float) -> tuple[float, float]:
     """Largest difference over the scale, and the scale; non-finite elements must be the same ones on both sides."""
-    if array.shape != reference.shape:
+    if array is None or array.shape != reference.shape:
         return float("inf"), 1.0
     if reference.dtype.kind != "f":
         return (0.0 if numpy.array_equal(array, reference) else float("inf")), 1.0
