@@ -37,7 +37,8 @@ def backward(
     Raises
     ------
     GraphError
-        The loss is not a scalar, an element of `wrt` is not floating, or a node on the way has no (or a wrong) gradient.
+        The loss is not a scalar, an element of `wrt` is not floating, or a node on the way has no gradient or a wrong
+        one.
     """
     if seed is None and loss.shape != ():
         raise GraphError(

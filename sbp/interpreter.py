@@ -88,7 +88,7 @@ def run_node(node: Node, inputs: list[Any], xp: Any, floating: str | None = None
 
 
 def attributes_in(attributes: Mapping[str, Any], floating: str | None) -> dict[str, Any]:
-    """Attributes with every floating element type (`dtype=`) replaced, so that a cast keeps the overriding precision."""
+    """Attributes with a floating element type (`dtype=`) replaced, so that a cast keeps the overriding precision."""
     if floating is None:
         return dict(attributes)
     return {

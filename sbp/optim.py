@@ -152,7 +152,7 @@ def _counted_step(builder: GraphBuilder) -> Symbol:
     return new
 
 
-OPTIMIZERS = {"sgd": SGD(), "momentum": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW()}
+OPTIMIZERS: Mapping[str, Optimizer] = {"sgd": SGD(), "momentum": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW()}
 """By the names that the command line takes, with default settings."""
 
 

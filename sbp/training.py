@@ -98,7 +98,7 @@ def inference(
     precision: str | Precision = "bf16",
     name: str | None = None,
 ) -> Graph:
-    """The forward pass in inference mode (no dropout, running statistics) without targets; its outputs are the logits."""
+    """The forward pass in inference mode (no dropout, running statistics), without targets: it gives the logits."""
     with _mode(module, training=False):
         return with_precision(trace(module, batch, sequence, targets=False, name=name), precision)
 

@@ -203,7 +203,7 @@ def reference():
 
 
 def start(graph, seed=11):
-    """Start values in float64; biases and norms are moved off their zeros and ones, so that nothing is hidden by them."""
+    """Start values in float64; biases and norms are moved off their zeros and ones, which would hide mistakes."""
     feeds = draw_all(graph, seed, "f64")
     random = numpy.random.default_rng(seed)
     for name in graph.parameters:
@@ -240,7 +240,7 @@ def test_three_training_steps_equal_pytorch(reference, name):
     graph = training_step(config.build(), batch=3, sequence=7, optimizer=ours, precision="f64")
     feeds = start(graph)
     state, inputs = tensors(torch, graph, feeds)
-    arguments = {key: value for key, value in vars(ours).items()}
+    arguments = dict(vars(ours))
     theirs = getattr(torch.optim, kind)([state[n] for n in graph.parameters], **arguments)
     for _ in range(3):
         found = evaluate(graph, feeds)

@@ -36,7 +36,8 @@ class Conv2d(Module):
         super().__init__()
         if in_channels % groups or out_channels % groups:
             raise GraphError(
-                f"Conv2d: in_channels {in_channels} and out_channels {out_channels} must be multiples of groups {groups}."
+                f"Conv2d: in_channels {in_channels} and out_channels {out_channels} must be multiples of "
+                f"groups {groups}."
             )
         self.stride, self.padding, self.dilation = _pair(stride), _pair(padding), _pair(dilation)
         self.groups = groups

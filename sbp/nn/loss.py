@@ -9,7 +9,7 @@ from sbp.ops import library as ops
 
 
 def in_full_precision(x: Any) -> Any:
-    """x in float32 at least. The cast is kept by the mixed-precision pass: sums of many exponentials need the digits."""
+    """x in float32 at least; the mixed-precision pass keeps this cast, and what follows it wide."""
     return x if x.dtype == "f64" else ops.cast(x, dtype="f32")
 
 

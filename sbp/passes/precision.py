@@ -59,8 +59,8 @@ def precision_named(name: str | Precision) -> Precision:
 def with_precision(graph: Graph, precision: str | Precision) -> Graph:
     """A forward graph written in f32 in another precision.
 
-    * Parameters are stored in `storage`, inputs and buffers as they are declared. Where that is not `compute`, each is cast once, a
-      parameter in the module that owns it; a table that is only looked up in is not cast, its rows are.
+    * Parameters are stored in `storage`, inputs and buffers as they are declared. Where that is not `compute`, each is
+      cast once, a parameter in the module that owns it; of a table that is only looked up in, the rows are cast.
     * Scale, shift and statistics of normalizations, and the sums of cross-entropy, keep their own wide types.
     * Matrix products, convolutions and attention run in `compute`. Other nodes run in `compute` too, unless one of
       their inputs is wider (it comes from an explicit cast): then all its inputs are widened.
