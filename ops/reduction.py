@@ -42,10 +42,11 @@ def _ones_only(x: TensorType, *, axis: Any, **attributes: Any) -> str:
     return "all" if all(x.shape[at] == 1 for at in normal_axes(axis, len(x.shape))) else ""
 
 
-def _total(xp, x, axes, keepdims):
+def _total(xp, x, axes, keepdims, count=1):
     if x.dtype == xp.float16:  # sums of half precision overflow soon
-        return xp.sum(x, axis=axes, keepdims=keepdims, dtype=xp.float32).astype(x.dtype)
-    return xp.sum(x, axis=axes, keepdims=keepdims, dtype=xp.int64 if x.dtype == bool else x.dtype)
+        return (xp.sum(x, axis=axes, keepdims=keepdims, dtype=xp.float32) / count).astype(x.dtype)
+    total = xp.sum(x, axis=axes, keepdims=keepdims, dtype=xp.int64 if x.dtype == bool else x.dtype)
+    return total if count == 1 else total / count
 
 
 @operator(_reduced("+"), name="sum", linear="all", monotone=_ones_only, dtype=_sum_type)
@@ -74,7 +75,7 @@ def mean(xp, x, *, axis=None, keepdims=False, count=None):
     axes = normal_axes(axis, x.ndim)
     if count is None:
         count = math.prod(x.shape[at] for at in axes)
-    return _total(xp, x, axes, keepdims) / (count or math.nan)
+    return _total(xp, x, axes, keepdims, count or math.nan)
 
 
 mean.flops = lambda elements: elements
