@@ -222,8 +222,9 @@ for _s, _t, _where in (
 attention_backward.case(
     "f32[1,1,1,3]", "f32[1,1,1,2]", "f32[1,1,2,2]", "f32[1,1,2,3]", "f32[1,1,1,3]", "f32[1,1,1]"
 )
-masked_attention.case("f32[2,4,1,2]", "f32[2,2,5,2]", "f32[2,2,5,2]", "bool[2,1,1,5]")
-masked_attention.case("f32[1,2,4,2]", "f32[1,2,4,2]", "f32[1,2,4,2]", "bool[1,2,4,4]", causal=True)
+masked_attention.case("f32[1,4,1,1]", "f32[1,2,5,1]", "f32[1,2,5,2]", "bool[1,1,1,5]")
+masked_attention.case("f32[2,1,3,1]", "f32[2,1,3,1]", "f32[2,1,3,1]", "bool[2,1,3,3]", causal=True)
+masked_attention.case("f32[1,4,2,1]", "f32[1,2,2,1]", "f32[1,2,2,1]", "bool[1,4,1,2]")
 masked_attention_backward.case(
     "f32[1,4,1,1]", "f32[1,4,1,1]", "f32[1,2,1,1]", "f32[1,2,1,1]", "f32[1,4,1,1]", "f32[1,4,1]", "bool[1,4,1,1]"
 )

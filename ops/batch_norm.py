@@ -169,11 +169,12 @@ def batch_norm(
 
 _POSITIVE = {"variance": (0.5, 2.0)}
 for _x, _c in (("f32[4,5,2]", "f32[5]"), ("f32[3,4,1,2]", "f32[4]"), ("f32[1,6]", "f32[6]")):
-    channel_mean.case(_x)
     channel_variance.case(_x, _c)
     batch_norm_apply.case(_x, _c, _c, _c, _c, ranges=_POSITIVE)
     batch_norm_sums.case(_x, _x, _c, _c, ranges=_POSITIVE)
     batch_norm_frozen_backward.case(_x, _c, _c, ranges=_POSITIVE)
 batch_norm_backward.case("f32[3,5]", "f32[3,5]", *("f32[5]",) * 5, ranges=_POSITIVE)
+for _x in ("f32[4,5,2]", "f32[3,4,1,2]", "f32[5,6]"):
+    channel_mean.case(_x)
 moving_average.case("f32[4]", "f32[4]")
 moving_average.case("f32[5]", "f32[5]", momentum=0.3, factor=1.25)

@@ -10,7 +10,7 @@ from sbp.errors import GraphError, RuleError
 from sbp.operator import operator
 from sbp.ops.broadcasting import unbroadcast
 from sbp.ops.reduction import sum_
-from sbp.ops.views import expand, reshape, transpose
+from sbp.ops.views import expand, operand, reshape, transpose
 
 
 @operator("*b m k+, *b k+ n -> *b m n", linear="each")
@@ -130,7 +130,8 @@ def _einsum_rule(*shapes: tuple[int, ...], subscripts: str) -> str:
         marks = {c: "^" if c in diagonal else "" if c in kept else "+" for c in _terms(part)}
         return " ".join(c + marks[c] for c in _terms(part))
 
-    return f"{', '.join(map(pattern, operands))} -> {pattern(output)}".replace("...", "*batch")
+    inputs = ", ".join(operand([pattern(part)] if part else []) for part in operands)
+    return f"{inputs} -> {pattern(output)}".replace("...", "*batch")
 
 
 def _einsum_moves(*types: Any, subscripts: str) -> str:
@@ -160,18 +161,18 @@ def _(grad, *operands, subscripts):
     if any(len(set(_terms(part))) < len(_terms(part)) for part in parts):
         raise GraphError(f"einsum {subscripts!r}: a letter that an operand repeats (a diagonal) has no gradient here.")
     found = []
-    for index, (part, operand) in enumerate(zip(parts, operands)):
+    for index, (part, x) in enumerate(zip(parts, operands)):
         others = [(p, o) for k, (p, o) in enumerate(zip(parts, operands)) if k != index]
         known = {term for p in (output, *(p for p, _ in others)) for term in _terms(p)}
         # A letter that only this operand has was summed away: every one of its places gets the same gradient.
         present = "".join(term for term in _terms(part) if term in known)
         text = ",".join((output, *(p for p, _ in others))) + "->" + present
         piece = einsum(grad, *(o for _, o in others), subscripts=text)
-        sized = _sized(part, operand.shape)
+        sized = _sized(part, x.shape)
         piece = _summed(piece, tuple(size for term, size in sized if term in known))
         if present != part:
             piece = reshape(piece, shape=tuple(size if term in known else 1 for term, size in sized))
-            piece = expand(piece, shape=operand.shape)
+            piece = expand(piece, shape=x.shape)
         found.append(piece)
     return tuple(found)
 
