@@ -28,8 +28,11 @@ from sbp.planner.uses import OUTPUT, UPDATE, Group, Use, groups_of, is_resident
 
 LARGEST_SET = 3
 MOST_SETS = 100
+MOST_KEPT = 200
 """A copies node offers every set of up to three of the layouts that its readers ask for. Where that would make more than
-100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without communication."""
+100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without communication. Kept
+can be any layout that is read, or that in which the value came to be; where sets and kept layouts make more than 200
+strategies, the latter only beside a single layout that is no smaller, and not if it is Partial."""
 
 NOTHING = -1
 
@@ -252,28 +255,35 @@ class _Formulation:
     def sets(
         self, space: LayoutSpace, value: str, group: Group, made: np.ndarray | None = None, resident: bool = False
     ) -> _Sets:
-        """Sets of the layouts that a group reads; with `made`, each with the layouts that could be kept: its own, and,
-        where only one is made, that in which the value came to be, if it is no larger (a larger one is offered in pairs)."""
+        """Sets of the layouts that a group reads; with `made`, each with the layouts that could be kept."""
         wanted = [self.consumer(value, use)[1] for use in group.uses]
         key = ("sets", id(space), tuple(map(id, wanted)), id(made), resident)
         if key not in self._specifications:
-            chosen, kept = [], []
-            for members in _small_sets(space, wanted):
-                if made is None:
-                    others: list[int] = [NOTHING]
-                elif resident:
-                    others = [NOTHING, *members]
-                elif len(members) > 1:
-                    others = list(members)
-                else:
-                    (read,) = members
-                    aside = (n for n in np.unique(made).tolist() if n != read and space.bytes[n] <= space.bytes[read])
-                    others = [read, *(n for n in aside if not space.layouts[n].has_partial)]
-                chosen.extend([members] * len(others))
-                kept.extend(others)
+            pairs = self._with_kept(space, _small_sets(space, wanted), made, resident)
+            chosen, kept = [members for members, _ in pairs], [keep for _, keep in pairs]
             self._specifications[key] = self._with_bytes(space, chosen, kept)
             self._alive.append((space, wanted, made))
         return self._specifications[key]
+
+    @staticmethod
+    def _with_kept(
+        space: LayoutSpace, sets: list[tuple[int, ...]], made: np.ndarray | None, resident: bool
+    ) -> list[tuple[tuple[int, ...], int]]:
+        """Every set with every layout that could be kept beside or out of it."""
+        if made is None:
+            return [(members, NOTHING) for members in sets]
+        if resident:
+            return [(members, keep) for members in sets for keep in (NOTHING, *members)]
+        unread = np.unique(made).tolist()
+        every = [(m, keep) for m in sets for keep in (*m, *(n for n in unread if n not in m))]
+        if len(every) <= MOST_KEPT:
+            return every
+
+        def worth_keeping(number: int, members: tuple[int, ...]) -> bool:
+            small = len(members) == 1 and space.bytes[number] <= space.bytes[members[0]]
+            return small and not space.layouts[number].has_partial
+
+        return [(m, keep) for m, keep in every if keep in m or worth_keeping(keep, m)]
 
     def sets_again(self, space: LayoutSpace, value: str, group: Group, before: _Sets) -> _Sets:
         """What the later group makes, for every layout that may have been kept."""
