@@ -157,6 +157,11 @@ class Operator:
         """Whether it has a gradient."""
         return self._gradient is not None
 
+    @property
+    def localizes(self) -> bool:
+        """Whether its attributes differ from rank to rank."""
+        return self._localize is not None
+
     # -- what follows for a node -------------------------------------------------------------------------------------
 
     def bind(self, types: Sequence[TensorType], attributes: Mapping[str, Any]) -> BoundRule:

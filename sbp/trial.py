@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy
 
 from sbp.dtype import is_floating, numpy_name
-from sbp.layout import Layout, Partial
+from sbp.layout import Layout, Partial, Shard
 from sbp.mesh import Mesh
 from sbp.operator import Case, Operator, TensorType
 from sbp.shards import partial_axes, reduce_pair, scatter
@@ -46,7 +47,10 @@ class Trial:
         self.in_shapes = [t.shape for t in case.types]
         self.out_shapes = [t.shape for t in outputs]
         self.problem = ""
-        self.expected = self._run(self.inputs, op.complete(case.attributes))
+        self.attributes = op.complete(case.attributes)
+        self.expected = self._run(self.inputs, self.attributes)
+        self._tolerances = [_tolerance(array) for array in self.expected]
+        self._boxes: dict[tuple[tuple[int, ...], Layout], tuple[Shard, ...]] = {}
         self._check_types(outputs)
         self._parts: dict[tuple[int, Layout], list[numpy.ndarray]] = {}
         self._results: dict[Any, list[list[numpy.ndarray]] | Exception] = {}
@@ -88,23 +92,17 @@ class Trial:
             self._parts[key] = parts
         return self._parts[key]
 
-    def results(self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...] | None) -> list[list[numpy.ndarray]]:
+    def results(self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> list[list[numpy.ndarray]]:
         """Per rank the kernel's results on its shards; runs that differ only in the output layouts are run once."""
         if inputs != self._of:
             self._of, self._results = inputs, {}
-        op, case = self.op, self.case
-        attributes = []
-        for place in self.mesh.coordinates():
-            if op._localize is None:
-                attributes.append(op.complete(case.attributes))
-                continue
-            assert outputs is not None
-            boxes = [
-                tuple(layout.shard(shape, self.mesh.shape, place) for layout, shape in zip(layouts, shapes))
-                for layouts, shapes in ((inputs, self.in_shapes), (outputs, self.out_shapes))
-            ]
-            attributes.append(op.local_attributes(case.attributes, boxes[0], boxes[1]))
-        key = repr(attributes)
+        attributes: list[dict[str, Any]] = [self.attributes] * self.mesh.size
+        if self.op.localizes:
+            held = zip(*(self.boxes(shape, layout) for shape, layout in zip(self.in_shapes, inputs)))
+            made = zip(*(self.boxes(shape, layout) for shape, layout in zip(self.out_shapes, outputs)))
+            both = zip(held if inputs else repeat(()), made)
+            attributes = [self.op.local_attributes(self.attributes, *boxes) for boxes in both]
+        key = repr(attributes) if self.op.localizes else ""
         if key not in self._results:
             try:
                 shards = [self.held(index, layout) for index, layout in enumerate(inputs)]
@@ -117,6 +115,13 @@ class Trial:
         if isinstance(found, Exception):
             raise found
         return found
+
+    def boxes(self, shape: tuple[int, ...], layout: Layout) -> tuple[Shard, ...]:
+        """The boxes that the ranks hold of a tensor."""
+        key = (shape, layout)
+        if key not in self._boxes:
+            self._boxes[key] = tuple(layout.shard(shape, self.mesh.shape, place) for place in self.mesh.coordinates())
+        return self._boxes[key]
 
     def difference(self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> str:
         """Why the sharded run is not a sharding of the unsharded one; "" if it is."""
@@ -133,44 +138,52 @@ class Trial:
     def output_difference(self, results: list[list[numpy.ndarray]], index: int, layout: Layout) -> str:
         """The same for one output."""
         expected = self.expected[index]
-        mesh = self.mesh
-        axes = partial_axes(layout)
-        pieces: dict[tuple[int, ...], numpy.ndarray] = {}
-        for rank, place in enumerate(mesh.coordinates()):
-            part = results[rank][index]
-            box = layout.shard(expected.shape, mesh.shape, place)
+        boxes = self.boxes(self.out_shapes[index], layout)
+        for rank, (result, box) in enumerate(zip(results, boxes)):
+            part = result[index]
             if part.shape != box.shape:
                 return f"on rank {rank} has shape {list(part.shape)}, its shard {list(box.shape)}"
             if part.dtype != expected.dtype:
                 return f"on rank {rank} has type {part.dtype}, unsharded {expected.dtype}"
-            if not axes:
-                if not close(part, expected[box.slices]):
+        axes = partial_axes(layout)
+        if not axes:
+            for rank, (result, box) in enumerate(zip(results, boxes)):
+                if not self._close(result[index], index, box):
                     return f"on rank {rank} differs from its shard of the unsharded result"
-                continue
-            key = tuple(0 if axis in axes else index for axis, index in enumerate(place))
-            sbp = layout[axes[0]]
-            assert isinstance(sbp, Partial)
-            if key in pieces:
-                if part.dtype == bool and sbp.reduce == "sum":
-                    return "is boolean and has no sum"
-                with numpy.errstate(all="ignore"):
-                    pieces[key] = reduce_pair(pieces[key], part, sbp.reduce)
-            else:
-                pieces[key] = part
-        for place, whole in pieces.items():
-            if not close(whole, expected[layout.shard(expected.shape, mesh.shape, place).slices]):
-                return "reduced over its parts differs from the unsharded result"
-        return ""
+            return ""
+        sbp = layout[axes[0]]
+        assert isinstance(sbp, Partial)
+        if expected.dtype == bool and sbp.reduce == "sum":
+            return "is boolean and has no sum"
+        wholes: dict[tuple[int, ...], tuple[Any, Shard]] = {}
+        for result, box, place in zip(results, boxes, self.mesh.coordinates()):
+            key = tuple(0 if axis in axes else at for axis, at in enumerate(place))
+            part = result[index]
+            with numpy.errstate(all="ignore"):
+                whole = reduce_pair(wholes[key][0], part, sbp.reduce) if key in wholes else part
+            wholes[key] = (whole, box)
+        if all(self._close(whole, index, box) for whole, box in wholes.values()):
+            return ""
+        return "reduced over its parts differs from the unsharded result"
+
+    def _close(self, found: numpy.ndarray, index: int, box: Shard) -> bool:
+        expected = self.expected[index][box.slices]
+        if found.size == 0:
+            return True
+        if found.dtype.kind != "f":
+            return bool((found == expected).all())
+        tolerance, all_finite = self._tolerances[index]
+        with numpy.errstate(all="ignore"):
+            near = numpy.abs(found - expected) <= tolerance
+            if not all_finite:
+                near |= found == expected
+        return bool(near.all())
 
 
-def close(found: numpy.ndarray, expected: numpy.ndarray) -> bool:
-    if found.size == 0:
-        return True
-    if found.dtype.kind != "f":
-        return bool((found == expected).all())
-    tolerance = _TOLERANCE[found.dtype.name]
-    with numpy.errstate(all="ignore"):
-        finite = numpy.abs(expected[numpy.isfinite(expected)])
-        scale = max(1.0, float(finite.max())) if finite.size else 1.0
-        near = (numpy.abs(found - expected) <= tolerance * scale) | (found == expected)
-        return bool((near | (numpy.isnan(found) & numpy.isnan(expected))).all())
+def _tolerance(array: numpy.ndarray) -> tuple[float, bool]:
+    """How far elements may be off, relative to the largest (at least 1), and whether all elements are finite."""
+    if array.dtype.kind != "f":
+        return 0.0, True
+    finite = numpy.abs(array[numpy.isfinite(array)])
+    scale = max(1.0, float(finite.max())) if finite.size else 1.0
+    return _TOLERANCE[array.dtype.name] * scale, finite.size == array.size
