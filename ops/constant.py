@@ -28,3 +28,24 @@ def _(attributes, inputs, outputs):
 full.case(shape=(4, 6), value=2.5)
 full.case(shape=(5, 1), value=-1.0)
 full.case(shape=(), value=1.0)
+
+
+@operator(lambda *, size, start, step, dtype: ("-> n", {"n": size}), dtype=lambda *, size, start, step, dtype: dtype)
+def arange(xp, *, size, start=0, step=1, dtype="i64"):
+    """start, start + step, ...: `size` numbers."""
+    return (xp.arange(size) * step + start).astype(numpy_name(dtype))
+
+
+arange.flops = lambda: 0
+
+
+@arange.localize
+def _(attributes, inputs, outputs):
+    box = outputs[0]
+    start = attributes["start"] + box.offset[0] * attributes["step"]
+    return {**attributes, "size": box.shape[0], "start": start}
+
+
+arange.case(size=6)
+arange.case(size=5, start=2, step=3)
+arange.case(size=7, start=0.5, step=-0.25, dtype="f32")

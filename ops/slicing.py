@@ -208,7 +208,7 @@ def _(grad, *xs, axis):
 
 concat.case("f32[4,3]", "f32[4,5]", axis=1)
 concat.case("f32[2,5]", "f32[1,5]", axis=-2)
-concat.case("f32[3]", "f32[0]")
+concat.case("f32[1]", "f32[3]")
 concat.case("f32[2,4]", axis=0)
 concat.reasons = {
     "P(max), P(max), B -> *": "several of many operands being Partial is admitted only for one or all of them",

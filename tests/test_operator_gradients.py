@@ -9,7 +9,7 @@ from sbp.errors import GraphError
 from sbp.operator import REGISTRY
 from sbp.trial import draw_inputs
 
-# Their gradient is the whole one of the composite they are part of, which other tests check; detach has none on purpose.
+# Their gradient is the whole one of the composite they are part of, which other tests check; detach means to have none.
 EXCEPT = {"log_probability", "batch_norm_apply", "detach"}
 # Further outputs of these only serve the backward pass.
 FIRST_OUTPUT_ONLY = {"attention", "masked_attention"}

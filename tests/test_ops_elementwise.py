@@ -26,7 +26,8 @@ UNARY = {
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "square": torch.square, "exp": torch.exp,
     "expm1": torch.expm1, "sin": torch.sin, "cos": torch.cos, "floor": torch.floor, "ceil": torch.ceil,
     "round": torch.round, "trunc": torch.trunc, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf,
-    "silu": F.silu, "softplus": lambda x: F.softplus(x, threshold=700), "relu": F.relu, "gelu": F.gelu, "leaky_relu": F.leaky_relu,
+    "silu": F.silu, "softplus": lambda x: F.softplus(x, threshold=700), "relu": F.relu, "gelu": F.gelu,
+    "leaky_relu": F.leaky_relu,
 }  # fmt: skip
 OF_POSITIVE = {
     "log": torch.log, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal,

@@ -41,10 +41,9 @@ def test_equals_pytorch(name, axis, keepdims):
     )
 
 
-def test_an_extremum_shares_its_gradient_between_equals():
-    for name in ("max", "min"):
-        reference = torch.amax if name == "max" else torch.amin
-        check_against_torch(lambda x: getattr(ops, name)(x, axis=1), lambda x: reference(x, dim=1), TIES)
+@pytest.mark.parametrize("name, reference", [("max", torch.amax), ("min", torch.amin)])
+def test_an_extremum_shares_its_gradient_between_equals(name, reference):
+    check_against_torch(lambda x: getattr(ops, name)(x, axis=1), lambda x: reference(x, dim=1), TIES)
 
 
 def test_products_and_their_gradients_with_zeros():

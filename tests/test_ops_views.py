@@ -68,6 +68,12 @@ def test_concat_and_stack():
     check_against_torch(lambda x: ops.concat(x, axis=0), lambda x: x, X)
 
 
+def test_nothing_is_moved_as_well():
+    nothing = X[:0]
+    check_against_torch(lambda x, y: ops.concat(x, y, axis=0), lambda x, y: torch.cat((x, y), 0), X, nothing)
+    check_against_torch(lambda x: x.reshape(2, 0, 5), lambda x: x.reshape(2, 0, 5), nothing)
+
+
 def test_one_piece_is_still_a_tuple():
     program = Program(lambda x: ops.split(x, sizes=(6,), axis=1), X)
     numpy.testing.assert_array_equal(program.forward()[0], X)
@@ -82,6 +88,8 @@ RULES = {
     ((1, 5), (5, 1)): "1 f0 -> f0 1",
     ((), (1,)): "*none^ -> 1",
     ((4, 3, 5), (2, 6, 5)): "(f0 f1) f2 f3 -> f0 (f1 f2) f3",
+    ((2, 0), (2, 0, 3)): "f0 f1 -> f0 f1 f2^",
+    ((2, 0), (0, 3)): "f0^ f1^ -> f2^ f3^",
     ((2, 3, 5), (3, 2, 5)): "f0^ f2^ f4 -> f1^ f3^ f4",
 }
 
