@@ -2,6 +2,7 @@
 
 import numpy
 import pytest
+from hypothesis import given, settings, strategies
 
 from sbp.autodiff import backward
 from sbp.errors import GraphError
@@ -184,3 +185,53 @@ def test_a_missing_gradient_names_the_node():
             backward(builder, loss, [x])
     finally:
         REGISTRY._operators.pop("opaque_for_this_test")
+
+
+def smooth(symbols, choices):
+    """A program of random smooth steps on (3, 4) tensors; every step reads two of the values made so far."""
+    made = list(symbols)
+    for kind, first, second in choices:
+        a, b = made[first % len(made)], made[second % len(made)]
+        made.append(
+            {
+                "add": lambda a, b: a + b,
+                "mul": lambda a, b: ops.tanh(a) * b,
+                "sub": lambda a, b: a - ops.sin(b),
+                "matmul": lambda a, b: ops.tanh(a @ ops.transpose(b)) @ a,
+                "broadcast": lambda a, b: a * ops.mean(b, axis=0, keepdims=True),
+                "softmax": lambda a, b: ops.softmax(a, axis=1) + b,
+                "reshape": lambda a, b: ops.permute(a.reshape(4, 3), order=(1, 0)) - 0.5 * b,
+                "concat": lambda a, b: ops.slice(ops.concat(a, b, axis=0), starts=(2, 0), stops=(5, 4)),
+            }[kind](a, b)
+        )
+    return ops.mean(ops.sigmoid(made[-1]))
+
+
+KINDS = ["add", "mul", "sub", "matmul", "broadcast", "softmax", "reshape", "concat"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    strategies.lists(
+        strategies.tuples(strategies.sampled_from(KINDS), strategies.integers(0, 9), strategies.integers(0, 9)),
+        min_size=1,
+        max_size=8,
+    ),
+    strategies.integers(0, 5),
+)
+def test_random_programs_equal_their_directional_derivative(choices, seed):
+    builder = GraphBuilder()
+    inputs = [builder.source(n, TensorType((3, 4), "f64"), "input", Initial("normal", (0.0, 1.0))) for n in "xy"]
+    with builder:
+        loss = smooth(inputs, choices)
+    gradients = backward(builder, loss, inputs)
+    graph = builder.finish([loss, *gradients.values()])
+    feeds = draw_all(graph, seed, "f64")
+    found = evaluate(graph, feeds)
+    random = numpy.random.default_rng(seed)
+    along = {name: random.normal(size=(3, 4)) for name in "xy"}
+    ends = [
+        evaluate(graph, {name: feeds[name] + sign * 1e-5 * along[name] for name in "xy"})[loss.name] for sign in (1, -1)
+    ]
+    slope = sum(float((found[gradients[name].name] * along[name]).sum()) for name in "xy" if name in gradients)
+    assert abs(slope - (ends[0] - ends[1]) / 2e-5) < 1e-6 * max(1.0, abs(slope))

@@ -7,7 +7,7 @@ from sbp import nn
 from sbp.autodiff import backward
 from sbp.errors import GraphError
 from sbp.graph import Initial
-from sbp.initial import draw_all
+from sbp.initial import draw, draw_all
 from sbp.interpreter import evaluate
 from sbp.operator import TensorType
 from sbp.ops import library as ops
@@ -143,9 +143,15 @@ def test_train_and_eval_reach_every_part():
     assert all(part.training for part in model.modules())
     model.eval()
     assert not any(part.training for part in model.modules())
-    graph, y, _ = traced(model, (3, 4))
-    assert y == "x"
-    assert len([n for n in traced(model.train(), (3, 4))[0].nodes if n.phase == "forward"]) > len(graph.nodes)
+    assert traced(model, (3, 4))[1] == "x"
+    drops = [node for node in traced(model.train(), (3, 4))[0].nodes if node.op == "dropout"]
+    assert [(node.module, node.phase) for node in drops] == [
+        ("0", "forward"),
+        ("1.0", "forward"),
+        ("1.0", "backward"),
+        ("0", "backward"),
+    ]
+    assert drops[0].attributes == drops[3].attributes != drops[1].attributes == drops[2].attributes
 
 
 def test_assignment_replaces_and_repr_shows_the_tree():
@@ -273,6 +279,40 @@ def test_self_attention_equals_pytorch_with_its_rows_reordered():
         numpy.testing.assert_allclose(gradient, parameter.grad.numpy(), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("masks", ["none", "causal", "padding", "both"])
+def test_multihead_attention_equals_pytorch(batch_first, masks):
+    torch = pytest.importorskip("torch")
+    arrange = (lambda b, s, e: (b, s, e)) if batch_first else (lambda b, s, e: (s, b, e))
+    builder = GraphBuilder()
+    x = builder.source("x", TensorType(arrange(2, 5, 12), "f32"), "input", FLOATS)
+    memory = builder.source("memory", TensorType(arrange(2, 5, 12), "f32"), "input", FLOATS)
+    padding = numpy.zeros((2, 5), bool)
+    padding[1, 3:] = True
+    forbidden = numpy.triu(numpy.ones((5, 5), bool), 1)
+    chosen = {}
+    if masks in ("padding", "both"):
+        chosen["key_padding_mask"] = padding
+    if masks == "both":
+        chosen["attn_mask"] = forbidden
+    symbols = {name: builder.source(name, TensorType(mask.shape, "bool")) for name, mask in chosen.items()}
+    with builder:
+        y, weights = nn.MultiheadAttention(12, 3, batch_first=batch_first)(
+            x, memory, memory, is_causal=masks == "causal", **symbols
+        )
+    graph = builder.finish([y])
+    feeds = {name: draw(graph.values[name], 1, "f64") for name in graph.sources if name not in chosen} | chosen
+    found = evaluate(graph, feeds)[y.name]
+    assert weights is None
+    reference = torch.nn.MultiheadAttention(12, 3, batch_first=batch_first).double()
+    reference.load_state_dict({name: torch.tensor(feeds[name]) for name in graph.parameters})
+    extra = {name: torch.tensor(mask) for name, mask in chosen.items()}
+    if masks == "causal":
+        extra = {"is_causal": True, "attn_mask": torch.tensor(forbidden)}
+    expected, _ = reference(*(torch.tensor(feeds[n]) for n in ("x", "memory", "memory")), need_weights=False, **extra)
+    numpy.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-9, atol=1e-12)
+
+
 def test_splitting_the_fused_projection_splits_whole_heads():
     """The reshape after `qkv` admits the split of its output features, and it becomes the split of heads."""
     builder = GraphBuilder()
@@ -291,5 +331,7 @@ def test_shapes_that_do_not_fit_are_named():
         nn.GroupNorm(2, 7)
     with pytest.raises(GraphError, match="multiples of groups 3"):
         nn.Conv2d(6, 4, 3, groups=3)
+    with pytest.raises(GraphError, match="drops nothing"):
+        nn.MultiheadAttention(4, 2, dropout=0.1)
     with pytest.raises(GraphError, match="below 1, got 1"):
         nn.Dropout(1)

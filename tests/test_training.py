@@ -201,10 +201,9 @@ def test_errors(call, message):
         call()
 
 
-def test_a_step_needs_a_scalar_loss():
-    class Vector(nn.Sequential):
-        def example_inputs(self, batch, sequence=None):
-            return {"x": (TensorType((batch, 4), "f32"), Initial("normal", (0.0, 1.0)))}
-
+def test_inputs_can_be_given_for_a_module_that_does_not_know_them():
+    inputs = {"x": (TensorType((3, 4), "f32"), Initial("normal", (0.0, 1.0)))}
+    graph = inference(nn.Linear(4, 2), 3, inputs=inputs, precision="f32")
+    assert graph.values[graph.outputs[0]].shape == (3, 2)
     with pytest.raises(GraphError, match=r"needs one scalar loss, the module returns .*f32\[3,2\]"):
-        training_step(Vector(nn.Linear(4, 2)), 3, precision="f32")
+        training_step(nn.Linear(4, 2), 3, inputs=inputs, precision="f32")

@@ -1,7 +1,7 @@
 """Modules with PyTorch's names and argument order, which describe a program instead of running it."""
 
 from sbp.nn.activation import GELU, Dropout, ReLU, Sigmoid, SiLU, Softmax, Tanh
-from sbp.nn.attention import GroupedQueryAttention, SelfAttention, merge_heads, split_heads
+from sbp.nn.attention import GroupedQueryAttention, MultiheadAttention, SelfAttention, merge_heads, split_heads
 from sbp.nn.convolution import AdaptiveAvgPool2d, AvgPool2d, Conv2d, MaxPool2d
 from sbp.nn.linear import Embedding, Flatten, Linear
 from sbp.nn.loss import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss, in_full_precision
@@ -27,6 +27,7 @@ __all__ = [
     "MaxPool2d",
     "Module",
     "ModuleList",
+    "MultiheadAttention",
     "Parameter",
     "RMSNorm",
     "ReLU",
