@@ -1,14 +1,17 @@
-"""What tests/test_comm_mpi.py starts on every MPI rank: all collectives, and the bits of a sum against in process."""
+"""What tests/test_comm_mpi.py starts on every MPI rank: all collectives, the bits of a sum, whole plans."""
 
 import sys
 
 import numpy
 from collective_cases import check, check_point_to_point
+from hand_plans import mlp, random_plan
 
 from sbp.comm.inprocess import InProcessCommunicator
 from sbp.comm.interface import CommunicationError
 from sbp.comm.mpi import MPICommunicator
 from sbp.mesh import Mesh
+from sbp.runtime.train import train
+from sbp.runtime.verify import verify
 
 
 def same_bits(communicator):
@@ -21,6 +24,18 @@ def same_bits(communicator):
         mine = {rank: arrays[rank] for rank in communicator.ranks}
         for rank, array in communicator.all_reduce(mine, groups, "sum").items():
             assert array.tobytes() == expected[rank].tobytes()
+
+
+def run_plans(communicator):
+    """A plan is verified in every process, and trains with the very losses of the in-process ranks."""
+    graph, mesh = mlp(), Mesh({2: (2,), 4: (2, 2)}[communicator.size])
+    random = numpy.random.default_rng(0)
+    given = [{name: random.standard_normal(graph.values[name].shape) for name in graph.inputs} for _ in range(5)]
+    for seed in range(3):
+        plan = random_plan(graph, mesh, seed)
+        verify(graph, plan, seed, communicator=communicator).raise_if_wrong()
+        losses = train(graph, plan, given, 5, communicator=communicator, floating="f64").losses
+        assert losses == train(graph, plan, given, 5, floating="f64").losses
 
 
 def main():
@@ -36,6 +51,7 @@ def main():
         assert "moves NumPy arrays" in str(error)
     else:
         raise AssertionError("an array that is not NumPy's was accepted")
+    run_plans(communicator)
     communicator.close()
     sys.stdout.write(f"rank {communicator.ranks[0]} of {communicator.size} passed {count} cases\n")
 

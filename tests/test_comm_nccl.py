@@ -11,11 +11,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from collective_cases import check, check_point_to_point
 from fake_cupy import FakeCupy, World, ndarray
+from hand_plans import mlp, random_plan, replicated_plan
+from host_cuda import HostModule, compiler
 
 from sbp.comm.interface import CommunicationError
 from sbp.comm.nccl import NCCLCommunicator, _from_bytes, _to_bytes
 from sbp.comm.rendezvous import Environment, Store
+from sbp.cuda import fused
+from sbp.cuda.cupy_backend import CupyBackend
+from sbp.errors import PlanError
 from sbp.mesh import Mesh
+from sbp.runtime.executor import Executor
+from sbp.runtime.train import train
+from sbp.runtime.verify import verify
 
 
 def free_port():
@@ -63,6 +71,48 @@ def test_collectives(shape):
 
     counts = on_ranks(mesh.size, program)
     assert len(set(counts.values())) == 1 and counts[0] > 60
+
+
+@pytest.mark.skipif(compiler() is None, reason="no g++ to run CUDA source on the host")
+@pytest.mark.parametrize("shape", [(2,), (2, 2), (3,)], ids=str)
+def test_a_plan_over_nccl_on_the_cupy_backend(shape, monkeypatch):
+    """What `--backend cupy --comm nccl` runs: verified in every process, and trained like in process."""
+    monkeypatch.setattr(fused, "ELEMENT_THREADS", 16)  # the host is slow to start threads
+    mesh, world, graph = Mesh(shape), World(), mlp()
+    plan = random_plan(graph, mesh, 3)
+    random = numpy.random.default_rng(0)
+    given = [{n: random.standard_normal(graph.values[n].shape) for n in graph.inputs} for _ in range(3)]
+
+    def program(rank, environment):
+        cupy = FakeCupy(world, raw_module=HostModule)
+        backend = CupyBackend(rank, cupy=cupy)
+        communicator = NCCLCommunicator(environment, cupy, timeout=20)
+        found = verify(graph, plan, 5, backend=backend, communicator=communicator)
+        assert found.passed, str(found)
+        trained = train(graph, plan, given, 3, backend, communicator, floating="f64")
+        communicator.close()
+        return trained.losses
+
+    results = on_ranks(mesh.size, program)
+    assert len(set(results.values())) == 1
+    numpy.testing.assert_allclose(results[0], train(graph, plan, given, 3, floating="f64").losses, rtol=1e-12)
+
+
+def test_replicas_that_differ_are_found_on_every_rank():
+    world, plan = World(), replicated_plan(mlp(), Mesh((2, 2), ("dp", "tp")))
+
+    def program(rank, environment):
+        cupy = FakeCupy(world)
+        communicator = NCCLCommunicator(environment, cupy, timeout=20)
+        executor = Executor(plan, CupyBackend(rank, cupy=cupy), communicator)
+        number = plan.sources["w0"]
+        local = executor.place({"w0": numpy.ones((5, 7))})["w0"]
+        assert (executor.collect(local, number) == 1).all()
+        with pytest.raises(PlanError, match="w0: ranks along mesh axis tp of .* hold different numbers"):
+            executor.collect({rank: local[rank] + (rank == 2)}, number)
+        communicator.close()
+
+    on_ranks(4, program)
 
 
 def test_group_communicators_are_destroyed_and_made_once():
