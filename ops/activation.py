@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from sbp.errors import RuleError
 from sbp.operator import Operator, TensorType, operator
 from sbp.ops.broadcasting import of_type
-from sbp.ops.elementwise import exp, floating, mul, numeric, scale, square
+from sbp.ops.elementwise import (
+    add,
+    clamp,
+    exp,
+    expm1,
+    floating,
+    mul,
+    neg,
+    numeric,
+    scale,
+    shift,
+    square,
+)
 
 # Rational approximations of erf and erfc: W. J. Cody, "Rational Chebyshev approximations for the error function",
 # Mathematics of Computation 23 (1969), in the form of his SPECFUN routine CALERF.
@@ -228,3 +241,41 @@ def gelu_backward(xp, grad, x, *, approximate="none"):
 
 gelu_backward.case("f32[4,6]", "f32[4,6]")
 gelu_backward.case("f32[5]", "f32[5]", approximate="tanh")
+
+
+# -- put together from the ones above ----------------------------------------------------------------------------------
+
+
+def relu6(x: Any) -> Any:
+    """x limited to [0, 6]."""
+    return clamp(x, low=0.0, high=6.0)
+
+
+def hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Any:
+    """x limited to [low, high]."""
+    return clamp(x, low=low, high=high)
+
+
+def hardsigmoid(x: Any) -> Any:
+    """x / 6 + 1/2 limited to [0, 1]."""
+    return clamp(shift(scale(x, factor=1 / 6), amount=0.5), low=0.0, high=1.0)
+
+
+def hardswish(x: Any) -> Any:
+    """x * hardsigmoid(x)."""
+    return mul(x, hardsigmoid(x))
+
+
+def mish(x: Any) -> Any:
+    """x * tanh(softplus(x))."""
+    return mul(x, tanh(softplus(x)))
+
+
+def log_sigmoid(x: Any) -> Any:
+    """log(sigmoid(x)), which does not underflow."""
+    return neg(softplus(neg(x)))
+
+
+def elu(x: Any, alpha: float = 1.0) -> Any:
+    """x above 0, alpha * (exp(x) - 1) below."""
+    return add(relu(x), scale(expm1(clamp(x, high=0.0)), factor=alpha))

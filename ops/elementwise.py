@@ -170,6 +170,36 @@ div.reasons = {
 }
 
 
+@operator("*d, *d -> *d", dtype=joined)
+def floor_divide(xp, x, y):
+    """The whole number below x / y."""
+    return xp.floor_divide(x, y)
+
+
+@operator("*d, *d -> *d", dtype=joined)
+def remainder(xp, x, y):
+    """x - y * floor(x / y), which has the sign of y."""
+    return xp.remainder(x, y)
+
+
+@floor_divide.gradient
+def _(grad, x, y):
+    return None, None
+
+
+@remainder.gradient
+def _(grad, x, y):
+    whole = floor_divide(x, y)
+    return unbroadcast(grad, x), unbroadcast(neg(mul(grad, whole)), y)
+
+
+for _op in (floor_divide, remainder):
+    _op.case("i64[4,6]", "i64[4,6]", ranges={"y": (1, 5)})
+    _op.case("i64[5,1]", "i64[3]", ranges={"y": (2, 5)})
+    _op.case("f32[4,6]", "f32[6]", ranges={"y": (0.5, 2.0)})
+    _op.reasons = {"P(*), B -> P(*)": "would need the sign of y to be known"}
+
+
 @operator("*d, *d -> *d", monotone="each", passes=[("all", "max", "max")], dtype=joined)
 def maximum(xp, x, y):
     """The larger of two."""
@@ -327,6 +357,15 @@ sqrt = _unary("sqrt", lambda xp, x: xp.sqrt(x), "Square root.", positive=True)
 rsqrt = _unary("rsqrt", lambda xp, x: 1.0 / xp.sqrt(x), "1 / sqrt(x).", positive=True)
 sin = _unary("sin", lambda xp, x: xp.sin(x), "Sine of radians.")
 cos = _unary("cos", lambda xp, x: xp.cos(x), "Cosine of radians.")
+tan = _unary("tan", lambda xp, x: xp.tan(x), "Tangent of radians.")
+atan = _unary("atan", lambda xp, x: xp.arctan(x), "Inverse tangent, in radians.", monotone="all")
+sinh = _unary("sinh", lambda xp, x: xp.sinh(x), "Hyperbolic sine.", monotone="all")
+cosh = _unary("cosh", lambda xp, x: xp.cosh(x), "Hyperbolic cosine.")
+isfinite = _unary(
+    "isfinite", lambda xp, x: xp.isfinite(x), "Whether it is neither infinite nor NaN.", dtype=lambda x: "bool"
+)
+isnan = _unary("isnan", lambda xp, x: xp.isnan(x), "Whether it is NaN.", dtype=lambda x: "bool")
+isfinite.reasons = isnan.reasons = {"P* -> *": "infinite and undefined parts do not add up like numbers"}
 floor = _unary("floor", lambda xp, x: xp.floor(x), "The next whole number below.", monotone="all")
 ceil = _unary("ceil", lambda xp, x: xp.ceil(x), "The next whole number above.", monotone="all")
 round_ = _unary("round", lambda xp, x: xp.rint(x), "The nearest whole number, halves to even.", monotone="all")
@@ -391,6 +430,26 @@ def _(grad, x):
 @cos.gradient
 def _(grad, x):
     return neg(mul(grad, sin(x)))
+
+
+@tan.gradient
+def _(grad, x, *, out):
+    return mul(grad, shift(square(out), amount=1))
+
+
+@atan.gradient
+def _(grad, x):
+    return div(grad, shift(square(x), amount=1))
+
+
+@sinh.gradient
+def _(grad, x):
+    return mul(grad, cosh(x))
+
+
+@cosh.gradient
+def _(grad, x):
+    return mul(grad, sinh(x))
 
 
 def _flat(grad, x):

@@ -9,7 +9,7 @@ from sbp.operator import TensorType, operator
 from sbp.ops.activation import softplus
 from sbp.ops.broadcasting import wide
 from sbp.ops.comparison import equal_number, logical_not
-from sbp.ops.elementwise import cast, div, mul, neg, square, sub
+from sbp.ops.elementwise import abs_, add, cast, clamp, div, log, mul, neg, scale, square, sub
 from sbp.ops.reduction import max_, mean, sum_
 
 
@@ -150,6 +150,37 @@ def nll_loss(log_probabilities: Any, targets: Any, reduction: str = "mean") -> A
     from sbp.ops.embedding import pick
 
     return neg(_reduced(pick(log_probabilities, targets), reduction))
+
+
+def l1_loss(x: Any, target: Any, reduction: str = "mean") -> Any:
+    """Mean of the absolute differences."""
+    return _reduced(abs_(sub(x, target)), reduction)
+
+
+def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Any:
+    """Mean of d^2 / (2 beta) where the difference d is below beta, of d - beta / 2 elsewhere (Girshick, 2015)."""
+    if beta <= 0:
+        raise RuleError(f"beta must be above 0, got {beta}; use l1_loss for none")
+    distance = abs_(sub(x, target))
+    near = clamp(distance, high=beta)
+    # with n = min(d, beta): n^2 / (2 beta) + (d - n)
+    return _reduced(add(scale(square(near), factor=0.5 / beta), sub(distance, near)), reduction)
+
+
+def kl_div(x: Any, target: Any, reduction: str = "mean") -> Any:
+    """Kullback-Leibler divergence of probabilities `target` from log-probabilities x: mean over all elements.
+
+    As `torch.nn.functional.kl_div`; `reduction` "batchmean" divides by the first dimension only.
+    """
+    positive = clamp(target, low=_TINY)  # so that 0 * log 0 is 0
+    terms = mul(target, sub(log(positive), x))
+    if reduction == "batchmean":
+        return scale(sum_(terms), factor=1 / x.shape[0])
+    return _reduced(terms, reduction)
+
+
+_TINY = 1e-37
+"""Above the smallest normal number of single precision; its logarithm is finite."""
 
 
 def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Any:

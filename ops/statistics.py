@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from sbp.ops.elementwise import add, exp, log, scale, sqrt, square, sub
-from sbp.ops.reduction import max_, mean, sum_
+from sbp.ops.elementwise import add, cast, clamp, exp, log, mul, reciprocal, scale, shift, sqrt, square, sub
+from sbp.ops.reduction import max_, mean, min_, sum_
 from sbp.ops.views import detach, normal_axes, reshape
 
 
@@ -36,3 +37,34 @@ def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
 def norm(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     """Euclidean norm over dimensions."""
     return sqrt(sum_(square(x), axis=axis, keepdims=keepdims))
+
+
+def global_norm(tensors: Sequence[Any]) -> Any:
+    """Euclidean norm of all elements of several tensors, in single precision or better.
+
+    Whatever the layouts, every element counts once: the sum over a split dimension is P(sum), one over a repeated
+    tensor is not.
+    """
+    total = None
+    for x in tensors:
+        wide = cast(x, dtype="f32") if x.dtype in ("f16", "bf16") else x
+        part = sum_(square(wide))
+        total = part if total is None else add(total, part)
+    return sqrt(total)
+
+
+def clip_by_global_norm(tensors: Sequence[Any], limit: float) -> tuple[list[Any], Any]:
+    """Tensors scaled so that their common norm is at most `limit` (torch.nn.utils.clip_grad_norm_), and that norm."""
+    found = global_norm(tensors)
+    factor = clamp(scale(reciprocal(shift(found, amount=1e-6)), factor=limit), high=1.0)
+    return [mul(x, cast(factor, dtype=x.dtype) if x.dtype != factor.dtype else factor) for x in tensors], found
+
+
+def any_(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """Whether any truth value holds."""
+    return max_(x, axis=axis, keepdims=keepdims)
+
+
+def all_(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """Whether all truth values hold."""
+    return min_(x, axis=axis, keepdims=keepdims)

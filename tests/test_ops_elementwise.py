@@ -69,7 +69,30 @@ def test_comparisons(name):
     check_against_torch(getattr(ops, name), COMPARISONS[name], x, y)
 
 
+@pytest.mark.parametrize(
+    "name, reference",
+    [("floor_divide", lambda x, y: torch.div(x, y, rounding_mode="floor")), ("remainder", torch.remainder)],
+)
+def test_whole_quotients(name, reference):
+    integers = RNG.integers(-9, 10, (4, 6)), RNG.integers(1, 5, 6) * RNG.choice([-1, 1], 6)
+    check_against_torch(getattr(ops, name), reference, *integers)
+    check_against_torch(getattr(ops, name), reference, X * 5, Y)
+
+
 PROGRAMS = {
+    "relu6": (lambda x: ops.relu6(x * 5), lambda x: F.relu6(x * 5)),
+    "hardtanh": (ops.hardtanh, F.hardtanh),
+    "hardsigmoid": (lambda x: ops.hardsigmoid(x * 3), lambda x: F.relu6(x * 3 + 3) / 6),
+    "hardswish": (lambda x: ops.hardswish(x * 3), lambda x: F.hardswish(x * 3)),
+    "mish": (ops.mish, F.mish),
+    "log_sigmoid": (ops.log_sigmoid, F.logsigmoid),
+    "elu": (lambda x: ops.elu(x, alpha=0.7), lambda x: F.elu(x, alpha=0.7)),
+    "tan": (ops.tan, torch.tan),
+    "atan": (ops.atan, torch.atan),
+    "sinh": (ops.sinh, torch.sinh),
+    "cosh": (ops.cosh, torch.cosh),
+    "isnan": (lambda x: ops.isnan(ops.log(x)), lambda x: torch.isnan(torch.log(x))),
+    "isfinite": (lambda x: ops.isfinite(ops.log(x)), lambda x: torch.isfinite(torch.log(x))),
     "gelu tanh": (lambda x: ops.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh")),
     "leaky slope": (lambda x: ops.leaky_relu(x, slope=0.3), lambda x: F.leaky_relu(x, 0.3)),
     "clamp": (lambda x: ops.clamp(x, low=-0.4, high=0.9), lambda x: torch.clamp(x, -0.4, 0.9)),

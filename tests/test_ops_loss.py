@@ -89,6 +89,29 @@ def test_other_losses():
     check_against_torch(ops.nll_loss, lambda a, t: F.nll_loss(a.reshape(-1, 7), t.reshape(-1)), LOGITS, TARGETS)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_distances(reduction):
+    x, y = LOGITS, RNG.standard_normal(LOGITS.shape)
+    options = {"reduction": reduction}
+    check_against_torch(lambda a, b: ops.l1_loss(a, b, **options), lambda a, b: F.l1_loss(a, b, **options), x, y)
+    options["beta"] = 1.5
+    check_against_torch(
+        lambda a, b: ops.smooth_l1_loss(a, b, **options), lambda a, b: F.smooth_l1_loss(a, b, **options), x, y
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none", "batchmean"])
+@pytest.mark.filterwarnings("ignore:reduction")
+def test_divergence(reduction):
+    shape = LOGITS.shape
+    x = torch.log_softmax(torch.from_numpy(LOGITS), -1).numpy()
+    target = RNG.random(shape) * (RNG.random(shape) < 0.8)  # some are zero, whose logarithm is infinite
+    target = target / target.sum(axis=-1, keepdims=True)
+    program = Program(lambda a, b: ops.kl_div(a, b, reduction=reduction), x, target)
+    expected = F.kl_div(torch.from_numpy(x), torch.from_numpy(target), reduction=reduction)
+    close(program.forward()[0], expected.numpy(), 1e-12)
+
+
 def test_sum_exp_alone():
     top = LOGITS.max(axis=-1) + 0.5
     check_against_torch(ops.sum_exp, lambda x, m: torch.exp(x - m[..., None]).sum(-1), LOGITS, top)
