@@ -28,11 +28,12 @@ from sbp.planner.uses import OUTPUT, UPDATE, Group, Use, groups_of, is_resident
 
 LARGEST_SET = 3
 MOST_SETS = 100
-MOST_KEPT = 200
 """A copies node offers every set of up to three of the layouts that its readers ask for. Where that would make more than
-100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without communication. Kept
-can be any layout that is read, or that in which the value came to be; where sets and kept layouts make more than 200
-strategies, the latter only beside a single layout that is no smaller, and not if it is Partial."""
+100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without communication."""
+
+MOST_KEPT = 200
+"""Kept can be any layout that is read, or that in which the value came to be; where sets and kept layouts together make
+more than 200 strategies, the latter only beside a single layout that is no smaller, and not if it is Partial."""
 
 NOTHING = -1
 

@@ -352,15 +352,15 @@ class Plan:
     def verify(self, seed: int = 0, **options: Any) -> Verification:
         """Run the plan on in-process ranks with random inputs, in float64, against the unsharded program.
 
-        A plan whose tensors are too large for this machine is verified on scaled-down shapes (see
-        `sbp.runtime.verify.verify_plan`).
+        A plan whose tensors are too large for this machine is verified on scaled-down shapes; options as for
+        `sbp.runtime.planned.verify_plan`.
         """
-        from sbp.runtime.verify import verify_plan
+        from sbp.runtime.planned import verify_plan
 
         return verify_plan(self, seed=seed, **options)
 
     def run(self, steps: int = 1, progress: Callable[..., None] | None = None, **options: Any) -> Any:
-        """Run training (or inference) steps of the plan; see `sbp.runtime.train.run_plan`."""
-        from sbp.runtime.train import run_plan
+        """Run training (or inference) steps of the plan; see `sbp.runtime.planned.run_plan`."""
+        from sbp.runtime.planned import run_plan
 
         return run_plan(self, steps=steps, progress=progress, **options)

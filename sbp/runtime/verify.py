@@ -10,9 +10,10 @@ import numpy
 
 from sbp.comm.interface import Communicator
 from sbp.cuda.interface import Backend
+from sbp.dtype import FLOATING
 from sbp.errors import LayoutError, PlanError
 from sbp.graph import Graph
-from sbp.initial import draw_all
+from sbp.initial import draw_all, generator
 from sbp.interpreter import evaluate
 from sbp.layout import Layout
 from sbp.planner.physical import Compute, PhysicalPlan
@@ -132,7 +133,7 @@ def verify(
     graph, physical
         The program, and a plan for it.
     seed
-        Inputs and state are drawn with it (`sbp.initial.draw_all`).
+        Inputs and state are drawn with it (`drawn_warm`).
     backend, communicator
         As for `Executor`. Under several processes every one of them must call this.
     rtol
@@ -149,7 +150,7 @@ def verify(
     Verification
         With all comparisons. If one is wrong, the program is run again with everything kept, to find where it began.
     """
-    arrays = draw_all(graph, seed, floating) if feeds is None else dict(feeds)
+    arrays = drawn_warm(graph, seed, floating) if feeds is None else dict(feeds)
     gradients = _gradients(graph) if keep_gradients else ()
     checks = _compare(graph, physical, arrays, gradients, backend, communicator, rtol, floating)
     first = None
@@ -158,6 +159,20 @@ def verify(
         full = _compare(graph, physical, arrays, made, backend, communicator, rtol, floating)
         first = next((check for check in full if not check.passed), None)
     return Verification(graph.name, str(physical.mesh), rtol, tuple(checks), first)
+
+
+def drawn_warm(graph: Graph, seed: int = 0, floating: str | None = "f64") -> dict[str, Any]:
+    """Inputs and state as after some steps: optimizer state that starts at zero is drawn from uniform(0.5, 1.5).
+
+    From zero, Adam's first update of an element is the sign of its gradient, whatever its size: rounding noise in a
+    gradient that is zero but for rounding would come out as a whole step.
+    """
+    arrays = draw_all(graph, seed, floating)
+    for name in graph.state:
+        value = graph.values[name]
+        if value.kind == "optimizer" and value.dtype in FLOATING and not arrays[name].any():
+            arrays[name] = generator(name, seed).uniform(0.5, 1.5, value.shape).astype(arrays[name].dtype)
+    return arrays
 
 
 def _gradients(graph: Graph) -> tuple[str, ...]:
