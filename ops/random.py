@@ -35,7 +35,7 @@ def global_index(xp, shape, offset, global_shape):
     return index
 
 
-def random_bits(xp, shape, offset, global_shape, seed: int, step=None, stream: int = 0):
+def random_bits(xp, shape, offset, global_shape, seed: int, step=None, *, stream: int = 0):
     """64 random bits for every element of a shard; `step` is None or an array with one whole number."""
     key = _mix(xp, xp.full(1, (seed * _GOLDEN + stream * 0xD1B54A32D192ED03 + _GOLDEN) & _MASK, dtype=xp.uint64))
     if step is not None:
