@@ -1,0 +1,70 @@
+# Every target makes what it needs first: `make demo` or `make test` on a fresh clone is enough.
+# Needs Python 3.10 or newer, a C compiler and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+SOURCES_OF_BUILD := pyproject.toml setup.py $(shell find planner sbp ops comm cuda -name '*.pyx')
+DEMO := .venv/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint fuzz wheel clean
+
+help:
+	@echo "make demo    plan GPT-2 124M for 8 A100s, then train a small GPT on 4 ranks in this process and compare"
+	@echo "make test    all tests (those that need an extra that is not installed skip, with the reason)"
+	@echo "make lint    ruff, and mypy on the installed package"
+	@echo "make fuzz    the property tests with many more examples, and every operator's rule by brute force"
+	@echo "make wheel   build dist/*.whl"
+	@echo "make clean   remove the environment and everything that was built"
+
+$(VENV)/python.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "sbp needs Python 3.10 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# One stamp per set of extras. The package is editable: only changed Cython or build files need a new install.
+$(VENV)/core.stamp: $(VENV)/python.stamp $(SOURCES_OF_BUILD)
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/test.stamp: $(VENV)/core.stamp
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+$(VENV)/lint.stamp: $(VENV)/core.stamp
+	$(BIN)/python -m pip install --quiet --editable '.[lint]'
+	touch $@
+
+demo: $(VENV)/core.stamp
+	mkdir -p $(DEMO)
+	$(BIN)/sbp plan gpt2 --cluster a100-80g --nodes 1 --batch 64 --seq 1024 --out $(DEMO)/gpt2.json
+	$(BIN)/sbp plan gpt2 --size layers=2,heads=4,hidden=64,vocabulary=256,positions=64 \
+	  --cluster a100-80g --nodes 1 --devices-per-node 4 --mesh 2,2 --batch 8 --seq 64 \
+	  --pin 'h.*.mlp.fc.weight=B, S(0)' --precision f32 --quiet --out $(DEMO)/small.json
+	$(BIN)/sbp run $(DEMO)/small.json --steps 20 --compare
+
+test: $(VENV)/test.stamp
+	$(BIN)/python -m pytest -n $(JOBS) -r fEs tests
+
+lint: $(VENV)/lint.stamp
+	$(BIN)/ruff check .
+	rm -rf $(VENV)/installed && mkdir -p $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/installed .
+	cd $(VENV)/installed && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
+	  --cache-dir $(CURDIR)/.mypy_cache -p sbp
+
+fuzz: $(VENV)/test.stamp
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=fuzz -n $(JOBS) tests
+	$(BIN)/sbp check-rules
+
+wheel: $(VENV)/core.stamp
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+	find planner sbp ops comm cuda \( -name '*.so' -o -name '*.c' -o -name '*.cpp' -o -name __pycache__ \) -prune -exec rm -rf {} +
