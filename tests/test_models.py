@@ -17,11 +17,18 @@ PUBLISHED = {
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
     "gpt3-175b": 174_604_259_328,
+    "bert-base": 109_514_298,  # BertForMaskedLM
     "bert-large": 335_174_458,  # BertForMaskedLM
+    "llama-2-7b": 6_738_415_616,
     "llama-3-8b": 8_030_261_248,
     "llama-3-70b": 70_553_706_496,
+    "llama-3-405b": 405_853_388_800,
+    "vit-b": 86_567_656,
     "vit-l": 304_326_632,
+    "vit-h": 632_045_800,
     "resnet-50": 25_557_032,
+    "resnet-101": 44_549_160,
+    "resnet-152": 60_192_808,
     "dlrm-kaggle": 540_677_217,
 }
 
@@ -57,10 +64,12 @@ def test_scaled_configurations_keep_the_structure(name):
     assert config.scaled().scaled() == config.scaled()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet-50", "vit-l", "dlrm"])
-def test_graphs_of_scaled_configurations_have_the_same_nodes(name):
+@pytest.mark.parametrize(
+    "name, sequence", [("gpt2", 512), ("bert-base", None), ("resnet-50", None), ("vit-l", None), ("dlrm", None)]
+)
+def test_graphs_of_scaled_configurations_have_the_same_nodes(name, sequence):
     config = models.PRESETS[name]
-    whole, small = (training_step(c.build(), 2) for c in (config, config.scaled()))
+    whole, small = training_step(config.build(), 2, sequence), training_step(config.scaled().build(), 2)
     assert [(n.name, n.op, n.module) for n in whole.nodes] == [(n.name, n.op, n.module) for n in small.nodes]
 
 

@@ -64,9 +64,8 @@ class Embeddings(nn.Module):
         sequence = tokens.shape[1]
         if sequence > self.positions:
             raise GraphError(f"BERT: a sequence of {sequence} is longer than its {self.positions} positions.")
-        position = self.position_embeddings.weight
-        if sequence < self.positions:
-            position = ops.slice(position, starts=(0, 0), stops=(sequence, self.hidden))
+        # A slice even of all positions, so that every sequence length gives the same nodes.
+        position = ops.slice(self.position_embeddings.weight, starts=(0, 0), stops=(sequence, self.hidden))
         x = self.word_embeddings(tokens) + self.token_type_embeddings(token_types) + position
         return self.dropout(self.LayerNorm(x))
 

@@ -91,9 +91,8 @@ class GPT(nn.Module):
         sequence = tokens.shape[1]
         if sequence > self.config.positions:
             raise GraphError(f"GPT: a sequence of {sequence} is longer than its {self.config.positions} positions.")
-        position = self.wpe.weight
-        if sequence < self.config.positions:
-            position = ops.slice(position, starts=(0, 0), stops=(sequence, self.config.hidden))
+        # A slice even of all positions, so that every sequence length gives the same nodes.
+        position = ops.slice(self.wpe.weight, starts=(0, 0), stops=(sequence, self.config.hidden))
         x = self.drop(self.wte(tokens) + position)
         for block in self.h:
             x = block(x)

@@ -32,7 +32,7 @@ class LlamaConfig:
     def scaled(self) -> LlamaConfig:
         """The same layers and heads with tiny widths, for verification; its graph has the same node names."""
         hidden = self.heads * scaled_head_size(self.heads)
-        return replace(self, hidden=hidden, intermediate=2 * hidden, vocabulary=67, positions=min(self.positions, 32))
+        return replace(self, hidden=hidden, intermediate=hidden, vocabulary=67, positions=min(self.positions, 32))
 
     def build(self) -> Llama:
         """The module."""
