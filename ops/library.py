@@ -130,6 +130,13 @@ from sbp.ops.interaction import (
     lower_triangle,
     lower_triangle_backward,
 )
+from sbp.ops.layerwise import (
+    adafactor_update,
+    adam_direction,
+    lamb_update,
+    muon_update,
+    orthogonalized,
+)
 from sbp.ops.loss import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -253,6 +260,8 @@ from sbp.ops.views import (
 
 __all__ = [
     "abs",
+    "adafactor_update",
+    "adam_direction",
     "adam_update",
     "adamw_update",
     "adaptive_avg_pool2d",
@@ -333,6 +342,7 @@ __all__ = [
     "isnan",
     "kl_div",
     "l1_loss",
+    "lamb_update",
     "layer_norm",
     "layer_norm_backward",
     "leaky_relu",
@@ -371,12 +381,14 @@ __all__ = [
     "moving_average",
     "mse_loss",
     "mul",
+    "muon_update",
     "narrow",
     "neg",
     "nll_loss",
     "norm",
     "not_equal",
     "one_hot",
+    "orthogonalized",
     "outer",
     "pad",
     "permute",

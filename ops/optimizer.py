@@ -8,7 +8,7 @@ from sbp.errors import RuleError
 from sbp.operator import operator
 
 
-def _same(count: int, scalars: int = 0):
+def same_shapes(count: int, scalars: int = 0):
     """A rule function: `count` tensors of one shape (parameter, gradient, state), then at most so many scalars."""
 
     def rule(*shapes: tuple[int, ...], **attributes: Any) -> str:
@@ -22,7 +22,7 @@ def _same(count: int, scalars: int = 0):
     return rule
 
 
-@operator(_same(2), linear="all")
+@operator(same_shapes(2), linear="all")
 def sgd_update(xp, parameter, grad, *, lr, weight_decay=0.0):
     """Stochastic gradient descent: parameter - lr * (grad + weight_decay * parameter)."""
     grad = grad.astype(parameter.dtype)
@@ -37,7 +37,7 @@ sgd_update.case("f32[5]", "f32[5]", lr=0.1, weight_decay=0.3)
 
 
 @operator(
-    _same(3, 1),
+    same_shapes(3, 1),
     linear="parameter grad buffer",
     outputs=("parameter", "buffer"),
     dtype=lambda parameter, grad, buffer, *step, **attributes: (parameter.dtype, buffer.dtype),
@@ -86,7 +86,7 @@ def _adam(xp, parameter, grad, first, second, step, lr, beta1, beta2, eps):
     return (parameter - rate * (first / denominator)).astype(parameter.dtype), first, second
 
 
-@operator(_same(4, 1), outputs=("parameter", "first", "second"), dtype=_adam_types)
+@operator(same_shapes(4, 1), outputs=("parameter", "first", "second"), dtype=_adam_types)
 def adam_update(
     xp, parameter, grad, first, second, step, *, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0
 ):
@@ -96,7 +96,7 @@ def adam_update(
     return _adam(xp, parameter, grad, first, second, step, lr, beta1, beta2, eps)
 
 
-@operator(_same(4, 1), outputs=("parameter", "first", "second"), dtype=_adam_types)
+@operator(same_shapes(4, 1), outputs=("parameter", "first", "second"), dtype=_adam_types)
 def adamw_update(
     xp, parameter, grad, first, second, step, *, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=1e-2
 ):

@@ -25,7 +25,7 @@ class Program:
     The weights are random, so that no gradient is right by symmetry.
     """
 
-    def __init__(self, function: Callable, *arrays: Any) -> None:
+    def __init__(self, function: Callable, *arrays: Any, differentiate: bool = True) -> None:
         self.arrays = [numpy.asarray(array) for array in arrays]
         builder = GraphBuilder("program")
         sources = [
@@ -45,7 +45,7 @@ class Program:
                     loss = term if loss is None else ops.add(loss, term)
         wanted = [source for source in sources if is_floating(source.dtype)]
         self.gradients: dict[str, str] = {}
-        if loss is not None and wanted:
+        if differentiate and loss is not None and wanted:
             self.gradients = {name: symbol.name for name, symbol in backward(builder, loss, wanted).items()}
         self.outputs = [out.name for out in outputs]
         self.loss = loss.name if loss is not None else None
