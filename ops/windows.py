@@ -101,8 +101,12 @@ class Windows:
         padded = xp.full(
             (*x.shape[:lead], *(size + 2 * pad for size, pad in zip(self.size, self.padding))), value, x.dtype
         )
-        padded[(..., *(slice(pad, pad + size) for size, pad in zip(self.size, self.padding)))] = x
+        padded[self._inner()] = x
         return padded
+
+    def _inner(self) -> tuple:
+        """Index of what is not padding."""
+        return (..., *(slice(pad, pad + size) for size, pad in zip(self.size, self.padding)))
 
     def offsets(self) -> Iterator[tuple[int, tuple]]:
         """(flat number, index into the padded tensor) for each place inside the kernel: that place of every window."""
@@ -136,6 +140,8 @@ class Windows:
         lead = columns.shape[:-2]
         padded = xp.zeros((*lead, *(size + 2 * pad for size, pad in zip(self.size, self.padding))), columns.dtype)
         columns = columns.reshape(*lead, columns.shape[-2], *self.counts)
+        leading = (slice(None),) * len(lead)
         for flat, index in self.offsets():
-            padded[index] += columns[(*(slice(None),) * len(lead), flat)]
-        return padded[(..., *(slice(pad, pad + size) for size, pad in zip(self.size, self.padding)))]
+            place = (*leading, flat)
+            padded[index] += columns[place]
+        return padded[self._inner()]
