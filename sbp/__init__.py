@@ -9,4 +9,6 @@ if (_root / "pyproject.toml").is_file() and (_root / "planner").is_dir() and str
 
 __version__ = "0.1.0"
 
+# The decorator takes the module's place as an attribute; `from sbp.operator import ...` finds the module as ever.
+from sbp.operator import operator as operator  # noqa: E402
 from sbp.ops import library as _library  # noqa: E402, F401  registers all operators

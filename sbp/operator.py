@@ -150,6 +150,8 @@ class Operator:
         """Add an example call, such as `matmul.case("f32[4,6]", "f32[6,5]")`."""
         parsed = tuple(parse_type(text) for text in types)
         self.infer(parsed, attributes)
+        for name in ranges or ():
+            self._index(name, self.input_names, "ranges")
         self.cases.append(Case(parsed, attributes, dict(ranges or {})))
 
     @property
