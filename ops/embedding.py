@@ -8,8 +8,8 @@ from typing import Any
 from sbp.dtype import is_floating, numpy_name
 from sbp.errors import RuleError
 from sbp.operator import TensorType, operator
-from sbp.ops.reduction import sum_
-from sbp.ops.views import normal_axis
+from sbp.ops.reduction import mean, sum_
+from sbp.ops.views import normal_axis, permute, reshape
 
 
 def _with_integers(value: TensorType, index: TensorType, **attributes: Any) -> str:
@@ -96,8 +96,6 @@ embedding_backward.reasons = {"P(*), B -> P(*)": "would need to know that no two
 
 def embedding_bag(table: Any, ids: Any, mode: str = "sum") -> Any:
     """Rows (v, d) by numbers (*b, bag), summed (or averaged, mode "mean") over each bag -> (*b, d)."""
-    from sbp.ops.reduction import mean
-
     if mode not in ("sum", "mean"):
         raise RuleError(f"embedding_bag: mode must be 'sum' or 'mean', got {mode!r}")
     return (sum_ if mode == "sum" else mean)(embedding(table, ids), axis=-2)
@@ -259,8 +257,6 @@ take_along_backward.reasons = embedding_backward.reasons
 
 def index_select(x: Any, index: Any, axis: int = 0) -> Any:
     """Entries of one dimension by integers: x (..., v, ...), index (k) -> (..., k, ...)."""
-    from sbp.ops.views import permute, reshape
-
     rank, at = len(x.shape), normal_axis(axis, len(x.shape))
     others = [k for k in range(rank) if k != at]
     front = x if at == 0 else permute(x, order=(at, *others))

@@ -7,10 +7,12 @@ from typing import Any
 from sbp.errors import RuleError
 from sbp.operator import TensorType, operator
 from sbp.ops.activation import softplus
-from sbp.ops.broadcasting import wide
+from sbp.ops.broadcasting import of_type, wide
 from sbp.ops.comparison import equal_number, logical_not
-from sbp.ops.elementwise import abs_, add, cast, clamp, div, log, mul, neg, scale, square, sub
+from sbp.ops.elementwise import abs_, add, cast, clamp, div, exp, log, mul, neg, scale, square, sub
+from sbp.ops.embedding import pick
 from sbp.ops.reduction import max_, mean, sum_
+from sbp.ops.views import unsqueeze
 
 
 def _wide_type(logits: TensorType, *others: TensorType, **attributes: Any) -> str:
@@ -28,12 +30,8 @@ sum_exp.flops = lambda elements: 3 * elements
 
 @sum_exp.gradient
 def _(grad, x, maximum, *, out):
-    from sbp.ops.broadcasting import of_type
-    from sbp.ops.elementwise import exp
-    from sbp.ops.views import unsqueeze
-
-    slope = mul(exp(sub(x, unsqueeze(maximum, axis=-1))), of_type(unsqueeze(grad, axis=-1), x))
-    return slope, of_type(neg(mul(grad, out)), maximum)
+    slope = mul(exp(sub(x, unsqueeze(maximum, axis=-1))), unsqueeze(grad, axis=-1))
+    return of_type(slope, x), of_type(neg(mul(grad, out)), maximum)
 
 
 sum_exp.case("f32[4,6]", "f32[4]")
@@ -147,8 +145,6 @@ def cross_entropy(logits: Any, targets: Any, ignore_index: int | None = None, re
 
 def nll_loss(log_probabilities: Any, targets: Any, reduction: str = "mean") -> Any:
     """Negative log-likelihood: log-probabilities (*b, v), integer targets (*b)."""
-    from sbp.ops.embedding import pick
-
     return neg(_reduced(pick(log_probabilities, targets), reduction))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sbp.errors import RuleError
 from sbp.operator import TensorType, operator
 from sbp.ops.elementwise import add
-from sbp.ops.views import EVERY, normal_axis, operand, unsqueeze
+from sbp.ops.views import EVERY, normal_axis, operand, reshape, unsqueeze
 
 # -- slice and its gradient --------------------------------------------------------------------------------------------
 
@@ -127,8 +127,6 @@ def narrow(x: Any, axis: int, start: int, length: int) -> Any:
 
 def select(x: Any, axis: int, index: int) -> Any:
     """Element `index` of one dimension, which goes."""
-    from sbp.ops.views import reshape
-
     at = normal_axis(axis, len(x.shape))
     if not -x.shape[at] <= index < x.shape[at]:
         raise RuleError(f"index {index} is outside dimension {at} of {list(x.shape)}")
