@@ -13,12 +13,12 @@ few times, floating ones in float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sbp.errors import SbpError
+from sbp.errors import MeshError, RuleError, SbpError
 from sbp.layout import Layout
 from sbp.mesh import Mesh
 from sbp.operator import REGISTRY, Case, Operator
@@ -140,7 +140,10 @@ class Report:
 
 
 def check_rules(
-    names: Iterable[str] | None = None, meshes: Sequence[tuple[int, ...]] = DEFAULT_MESHES, seeds: int = 2
+    names: Iterable[str] | None = None,
+    meshes: Sequence[tuple[int, ...]] = DEFAULT_MESHES,
+    seeds: int = 2,
+    progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Check the rules of operators by brute force.
 
@@ -153,15 +156,22 @@ def check_rules(
         for operators with compound dimensions (reshapes), every combination of S(i) and B as well.
     seeds
         How many sets of random inputs a combination must survive.
+    progress
+        Called with the name of every operator before its turn.
 
     Raises
     ------
     GraphError
         An unknown operator.
+    MeshError
+        A mesh of one rank, on which every layout is the same.
     """
+    if any(min(Mesh(tuple(shape)).shape) < 2 for shape in meshes):
+        raise MeshError("rules are checked on mesh axes of at least 2 ranks, as on one rank every layout is the same.")
     reports = []
-    for name in REGISTRY if names is None else names:
-        op = REGISTRY[name]
+    for op in [REGISTRY[name] for name in (REGISTRY if names is None else dict.fromkeys(names))]:
+        if progress is not None:
+            progress(op.name)
         total = OperatorReport(op.name, len(op.cases), 0, 0)
         for mesh_shape in meshes:
             total += check_operator(op, mesh_shape, seeds)
@@ -170,7 +180,11 @@ def check_rules(
 
 
 def check_operator(op: Operator, mesh_shape: tuple[int, ...], seeds: int = 2) -> OperatorReport:
-    """Check one operator's rule on all of its cases on one mesh."""
+    """Check one operator's rule on all of its cases on one mesh; `RuleError` if it has none."""
+    if not op.cases:
+        raise RuleError(
+            f'operator {op.name} has no example calls to check its rule on; add some: {op.name}.case("f32[4,6]").'
+        )
     total = OperatorReport(op.name, len(op.cases), 0, 0)
     mesh = Mesh(tuple(mesh_shape))
     for case in op.cases:
@@ -225,7 +239,10 @@ def _check_case(op: Operator, case: Case, mesh: Mesh, seeds: int) -> OperatorRep
         known = set(admitted)
         for found, count in right_signatures(lambda seed: trial(mesh.shape, seed), _CONFIRMATIONS):
             tried += count
-            if found is None or found in known:
+            if found is None:
+                continue
+            if found in known:
+                tried -= 1  # counted among the admitted ones
                 continue
             if mesh.ndim > 1 and any(
                 not trial((size,), 0).difference(one.inputs, one.outputs) and not rule.admits(one, (size,))

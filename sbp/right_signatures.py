@@ -58,7 +58,8 @@ def right_signatures(trials: Callable[[int], Trial], confirmations: int) -> Iter
         variants = [_variants(layout, kind[1], mesh.ndim == 1) for layout, kind in zip(boxes, in_kinds)]
         many = prod(map(len, variants)) > _MANY_PARTIALS
         fitting = _fitting(first, boxes, groups)
-        tried += prod(map(len, variants)) * (len(groups) - len(fitting))
+        others = sum(prod(map(len, out_options[group])) for group in groups if group not in fitting)
+        tried += prod(map(len, variants)) * others
         for inputs in product(*variants) if fitting else ():
             if many and sum(_is_extremum(layout) for layout in inputs) > 1:
                 continue
