@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -31,29 +31,28 @@ class InProcessCommunicator:
 
     def all_reduce(self, arrays: Mapping[int, Array], groups: Groups, reduce: str) -> dict[int, Array]:
         """P -> B; the members of a group share one result."""
-        made: dict[int, Array] = {}
-        for group in groups:
-            total = reduce_in_order(self._xp, (arrays[rank] for rank in group), reduce)
-            made.update(dict.fromkeys(group, total))
-        return made
+
+        sizes = ((),) * len(groups)
+        return _by_group(
+            arrays, groups, sizes, lambda parts, _: [reduce_in_order(self._xp, parts, reduce)] * len(parts)
+        )
 
     def all_gather(self, arrays: Mapping[int, Array], groups: Groups, axis: int, sizes: Sizes) -> dict[int, Array]:
         """S(axis) -> B; the members of a group share one result."""
-        made: dict[int, Array] = {}
-        for group in groups:
-            whole = self._xp.concatenate([arrays[rank] for rank in group], axis=axis)
-            made.update(dict.fromkeys(group, whole))
-        return made
+        return _by_group(arrays, groups, sizes, lambda parts, _: [self._xp.concatenate(parts, axis=axis)] * len(parts))
 
     def reduce_scatter(
         self, arrays: Mapping[int, Array], groups: Groups, axis: int, sizes: Sizes, reduce: str
     ) -> dict[int, Array]:
         """P -> S(axis)."""
-        made: dict[int, Array] = {}
-        for group, chunks in zip(groups, sizes):
-            for rank, place in zip(group, chunk_slices(chunks, axis)):
-                made[rank] = reduce_in_order(self._xp, (arrays[other][place] for other in group), reduce)
-        return made
+
+        def scattered(parts: list[Array], chunks: tuple[int, ...]) -> list[Array]:
+            return [
+                reduce_in_order(self._xp, (part[place] for part in parts), reduce)
+                for place in chunk_slices(chunks, axis)
+            ]
+
+        return _by_group(arrays, groups, sizes, scattered)
 
     def all_to_all(
         self,
@@ -65,11 +64,14 @@ class InProcessCommunicator:
         target_sizes: Sizes,
     ) -> dict[int, Array]:
         """S(source_axis) -> S(target_axis)."""
-        made: dict[int, Array] = {}
-        for group, chunks in zip(groups, target_sizes):
-            for rank, place in zip(group, chunk_slices(chunks, target_axis)):
-                made[rank] = self._xp.concatenate([arrays[other][place] for other in group], axis=source_axis)
-        return made
+
+        def exchanged(parts: list[Array], chunks: tuple[int, ...]) -> list[Array]:
+            return [
+                self._xp.concatenate([part[place] for part in parts], axis=source_axis)
+                for place in chunk_slices(chunks, target_axis)
+            ]
+
+        return _by_group(arrays, groups, target_sizes, exchanged)
 
     def broadcast(self, arrays: Mapping[int, Array], groups: Groups, root: int) -> dict[int, Array]:
         """The members of a group share the root's array."""
@@ -90,3 +92,21 @@ class InProcessCommunicator:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _by_group(
+    arrays: Mapping[int, Array],
+    groups: Groups,
+    sizes: Sizes,
+    make: Callable[[list[Array], tuple[int, ...]], list[Array]],
+) -> dict[int, Array]:
+    """`make(parts, sizes)` for every group; groups whose members hold the very same arrays share the results."""
+    made: dict[int, Array] = {}
+    done: dict[tuple[Any, ...], list[Array]] = {}
+    for group, chunks in zip(groups, sizes):
+        parts = [arrays[rank] for rank in group]
+        key = (chunks, *map(id, parts))
+        if key not in done:
+            done[key] = make(parts, chunks)
+        made.update(zip(group, done[key]))
+    return made

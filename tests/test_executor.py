@@ -223,6 +223,45 @@ def test_floating_override(floating, expected):
     assert found == {expected, "int64"}
 
 
+class Counting(NumpyBackend):
+    """Counts the calls of matmul kernels."""
+
+    calls = 0
+
+    def kernel(self, name, default):
+        def counted(xp, *inputs, **attributes):
+            self.calls += 1
+            return default(xp, *inputs, **attributes)
+
+        return counted if name == "matmul" else default
+
+
+def test_replicated_work_is_done_once_and_split_work_by_every_rank():
+    graph = mlp(optimizer=False)
+    replicated = replicated_plan(graph, Mesh((4,)))
+
+    def by_batch(_, found):
+        return next(signature for signature in found if str(signature).startswith("(S(0)"))
+
+    split = physical(graph, Mesh((4,)), by_batch, lambda _, found: found[0])
+    for plan, share, expected in ((replicated, True, 2), (replicated, False, 8), (split, True, 8), (split, False, 8)):
+        backend = Counting()
+        executor, result, arrays = run(graph, plan, backend=backend, share=share)
+        assert backend.calls == expected
+        found = executor.collect_outputs(result.outputs)
+        numpy.testing.assert_allclose(found["mean"], evaluate(graph, arrays)["mean"], rtol=1e-12)
+
+
+def test_sharing_changes_no_bit():
+    graph = mlp()
+    for shape, seed in (((2, 3), 1), ((2, 2, 2), 2), ((4,), 3)):
+        plan = random_plan(graph, Mesh(shape), seed)
+        (one, first, _), (_, second, _) = (run(graph, plan, share=share) for share in (True, False))
+        for name, local in first.state.items():
+            for rank, array in local.items():
+                assert array.tobytes() == second.state[name][rank].tobytes(), (name, rank)
+
+
 def test_timeline():
     graph = mlp()
     plan = random_plan(graph, Mesh((2,)), 2)

@@ -125,25 +125,40 @@ def _local_step(
     if kind == "slice":
         cuts = {rank: _within(wanted[rank], held[rank]) for rank in ranks}
         # A copy, so that the whole tensor can be freed.
-        return lambda arrays: {rank: arrays[rank][cut].copy() for rank, cut in cuts.items()}
+        return _shared(cuts, lambda array, cut: array[cut].copy())
     assert isinstance(after, Partial)
     neutral = identity(after.reduce, backend.dtype(dtype))
     if kind == "fill":
         first = {group[0] for group in groups}
         keeps = {rank: after.reduce != "sum" or rank in first for rank in ranks}
-        return lambda arrays: {
-            rank: arrays[rank] if keep else xp.full_like(arrays[rank], neutral) for rank, keep in keeps.items()
-        }
+        return _shared(keeps, lambda array, keep: array if keep else xp.full_like(array, neutral))
     pads = {rank: (wanted[rank].shape, _within(held[rank], wanted[rank])) for rank in ranks}
 
-    def pad(arrays: Local) -> Local:
-        made = {}
-        for rank, (shape, cut) in pads.items():
-            made[rank] = xp.full(shape, neutral, arrays[rank].dtype)
-            made[rank][cut] = arrays[rank]
+    def pad(array: Array, place: tuple[tuple[int, ...], tuple[slice, ...]]) -> Array:
+        shape, cut = place
+        made = xp.full(shape, neutral, array.dtype)
+        made[cut] = array
         return made
 
-    return pad
+    return _shared(pads, pad)
+
+
+def _shared(places: dict[int, Any], make: Callable[[Array, Any], Array]) -> Callable[[Local], Local]:
+    """`make(array, place)` on every rank; ranks of one process that hold the same array and place share the result."""
+    numbers: dict[str, int] = {}
+    plan = [(rank, place, numbers.setdefault(repr(place), len(numbers))) for rank, place in places.items()]
+
+    def run(arrays: Local) -> Local:
+        made: Local = {}
+        done: dict[tuple[int, int], Array] = {}
+        for rank, place, number in plan:
+            key = (id(arrays[rank]), number)
+            if key not in done:
+                done[key] = make(arrays[rank], place)
+            made[rank] = done[key]
+        return made
+
+    return run
 
 
 def _within(inner: Shard, outer: Shard) -> tuple[slice, ...]:

@@ -72,6 +72,9 @@ class Executor:
         Element type that replaces every floating one, as in `sbp.interpreter.evaluate`; None keeps the plan's.
     keep
         Numbers of registers that are not emptied and appear in `StepResult.kept`.
+    share
+        Ranks of this process that would run a kernel on the very same arrays, with the same attributes, share its
+        result: replicated work is done once. False does it on every rank, for measurements.
 
     Raises
     ------
@@ -87,7 +90,9 @@ class Executor:
         *,
         floating: str | None = None,
         keep: Collection[int] = (),
+        share: bool = True,
     ) -> None:
+        self._share = share
         self.physical = physical
         self.backend: Backend = NumpyBackend() if backend is None else backend
         if communicator is None:
@@ -263,11 +268,20 @@ class Executor:
                 )
             calls.append((rank, attributes, [shard.shape for shard in boxes[1]]))
 
+        share = self._share and len(calls) > 1
+
         def compute(table: Table) -> None:
             sources: list[Any] = [table[number] for number in inputs]
             made: list[Local] = [{} for _ in outputs]
+            done: dict[tuple[int, ...], int] = {}
             for rank, attributes, shapes in calls:
                 arrays = [source[rank] for source in sources]
+                if share:
+                    first = done.setdefault((id(attributes), *map(id, arrays)), rank)
+                    if first != rank:
+                        for local in made:
+                            local[rank] = local[first]
+                        continue
                 try:
                     results = kernel(xp, *arrays, **attributes)
                 except Exception as error:
