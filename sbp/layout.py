@@ -155,7 +155,9 @@ class Layout:
         return self.axes[index]
 
     def _repr_html_(self) -> str:
-        return f"<code>{self}</code>"
+        from sbp.report.html import layout_html
+
+        return layout_html(self)
 
     def replace(self, axis: int, sbp: SBP) -> Layout:
         """The same layout with another SBP on one mesh axis."""

@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 bad input, 3 infeasible, 4 time limit without a solution, 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -106,7 +107,9 @@ def run(arguments: list[str]) -> int:
         _say(f"{place}: {error}")
         return error.exit_code
     except MemoryError:
-        _say(f"{place}: this machine's memory does not suffice; use smaller sizes, or --scaled where the command has it.")
+        _say(
+            f"{place}: this machine's memory does not suffice; use smaller sizes, or --scaled where the command has it."
+        )
         return 2
     except Exception as error:
         if _debugging():
@@ -130,7 +133,5 @@ def _one_line(error: Exception) -> str:
 
 def _say(text: str) -> None:
     """A paragraph on stderr; where stderr is gone as well, nobody listens."""
-    try:
+    with contextlib.suppress(OSError):
         click.echo(text, err=True)
-    except OSError:
-        pass

@@ -13,7 +13,9 @@ from sbp.cli.output import print_json, tables
 
 @click.command("models")
 @click.argument("name", required=False)
-@click.option("--values", is_flag=True, help="List activations and gradients too, not only parameters, inputs and state.")
+@click.option(
+    "--values", is_flag=True, help="List activations and gradients too, not only parameters, inputs and state."
+)
 @options.model_options
 @options.json_option
 def models(
@@ -67,7 +69,13 @@ def models(
     for value in shown:
         groups.setdefault((template_of(value.name)[0], value.type, value.kind), []).append(value.name)
     rows = [
-        (", ".join(grouped_names(names)), str(kind_type), kind, str(len(names)), bytes_text(kind_type.bytes * len(names)))
+        (
+            ", ".join(grouped_names(names)),
+            str(kind_type),
+            kind,
+            str(len(names)),
+            bytes_text(kind_type.bytes * len(names)),
+        )
         for (_, kind_type, kind), names in groups.items()
     ]
     elements = sum(graph.values[label].type.elements for label in graph.parameters)

@@ -127,9 +127,13 @@ def parse_pins(texts: Sequence[str]) -> dict[str, str] | None:
     for text in texts:
         pattern, equals, layout = text.partition("=")
         if not equals or not pattern.strip() or not layout.strip():
-            raise click.UsageError(f"--pin {text!r} is not GLOB=LAYOUT; write for example --pin 'h.*.fc.weight=S(0), B'.")
+            raise click.UsageError(
+                f"--pin {text!r} is not GLOB=LAYOUT; write for example --pin 'h.*.fc.weight=S(0), B'."
+            )
         if pins.setdefault(pattern.strip(), layout.strip()) != layout.strip():
-            raise click.UsageError(f"--pin gives {pattern.strip()!r} twice, as {pins[pattern.strip()]} and {layout.strip()}.")
+            raise click.UsageError(
+                f"--pin gives {pattern.strip()!r} twice, as {pins[pattern.strip()]} and {layout.strip()}."
+            )
     return pins or None
 
 
@@ -141,7 +145,9 @@ def parse_bytes(text: str, option: str) -> int:
     except (KeyError, ValueError, OverflowError):
         size = 0
     if size < 1:
-        raise click.UsageError(f"{option} {text!r} is not a number of bytes; write for example 40GiB, 80GB or 42949672960.")
+        raise click.UsageError(
+            f"{option} {text!r} is not a number of bytes; write for example 40GiB, 80GB or 42949672960."
+        )
     return size
 
 

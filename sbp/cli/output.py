@@ -27,7 +27,7 @@ def tables(as_json: bool) -> Console:
 
 @contextmanager
 def progress(quiet: bool = False) -> Iterator[Callable[[str], None] | None]:
-    """A function that shows a line of what goes on, on stderr: in place on a terminal, one below the other elsewhere."""
+    """A function that shows a line of what goes on, on stderr: in place on a terminal, else one below the other."""
     if quiet:
         yield None
         return

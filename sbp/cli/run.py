@@ -76,8 +76,8 @@ def run(
         print_json(data)
     if not worst <= TOLERANCE[floating]:  # a loss that is not a number is different, too
         click.echo(
-            f"sbp run: the losses differ from the unsharded run by up to {worst:.2e}, more than the {TOLERANCE[floating]:g} "
-            f"allowed; `sbp verify {plan_file}` finds the operation.", err=True,
+            f"sbp run: the losses differ from the unsharded run by up to {worst:.2e}, more than the "
+            f"{TOLERANCE[floating]:g} allowed; `sbp verify {plan_file}` finds the operation.", err=True,
         )  # fmt: skip
         context.exit(DIFFERENT)
 
@@ -110,7 +110,9 @@ def _speaks(communicator: Communicator | None) -> bool:
     return communicator is None or getattr(communicator, "rank", 0) == 0
 
 
-def _unsharded(plan: Any, steps: int, text: str | None, seed: int, floating: str | None, quiet: bool) -> tuple[float, ...]:
+def _unsharded(
+    plan: Any, steps: int, text: str | None, seed: int, floating: str | None, quiet: bool
+) -> tuple[float, ...]:
     from sbp.runtime.planned import batches_for
     from sbp.runtime.train import train_unsharded
 
@@ -138,13 +140,21 @@ def _bar(title: str, steps: int, quiet: bool) -> Iterator[Callable[[int, float],
 
     from sbp.report.text import console_for
 
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console_for(sys.stderr)) as shown:
         task = shown.add_task(title, total=steps, loss="")
         yield lambda step, loss: shown.update(task, completed=step + 1, loss=f"loss {loss:.6f}")
 
 
-def _print(plan: Any, losses: tuple[float, ...], reference: tuple[float, ...] | None, worst: float, as_json: bool) -> None:
+def _print(
+    plan: Any, losses: tuple[float, ...], reference: tuple[float, ...] | None, worst: float, as_json: bool
+) -> None:
     from sbp.report.text import table
 
     steps = len(losses)
@@ -153,7 +163,10 @@ def _print(plan: Any, losses: tuple[float, ...], reference: tuple[float, ...] | 
     for step in shown:
         row = [str(step + 1), f"{losses[step]:.9f}"]
         if reference is not None:
-            row += [f"{reference[step]:.9f}", f"{abs(losses[step] - reference[step]) / max(abs(reference[step]), 1e-30):.1e}"]
+            row += [
+                f"{reference[step]:.9f}",
+                f"{abs(losses[step] - reference[step]) / max(abs(reference[step]), 1e-30):.1e}",
+            ]
         rows.append(row)
     columns = (">step", ">loss") if reference is None else (">step", ">loss", ">unsharded", ">relative difference")
     console = tables(as_json)

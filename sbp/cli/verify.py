@@ -13,13 +13,16 @@ from sbp.cli.output import print_json, progress, tables
 
 if TYPE_CHECKING:
     from sbp.graph import Graph
-    from sbp.mesh import Mesh
     from sbp.nn.module import Module
+    from sbp.planner.cluster import Cluster
     from sbp.planner.plan import Plan
     from sbp.runtime.verify import Verification
 
 WRONG = 1
 """Exit code where the sharded program computes something else than the unsharded one."""
+
+_SLOWER = 100.0
+"""The FLOP per byte of a product grows with its widths; tiny ones have about this much less."""
 
 _OF_A_MODEL = ("--mesh", "--cluster", "--nodes", "--devices-per-node", "--batch", "--seq", "--size", "--optimizer")
 _OF_A_MODEL += ("--precision", "--inference", "--pin", "--memory-limit")
@@ -27,7 +30,9 @@ _OF_A_MODEL += ("--precision", "--inference", "--pin", "--memory-limit")
 
 @click.command("verify")
 @click.argument("what", metavar="PLAN.JSON|MODEL")
-@click.option("--scaled", is_flag=True, help="The same step with tiny widths; the default where it is too large to run.")
+@click.option(
+    "--scaled", is_flag=True, help="The same step with tiny widths; the default where it is too large to run."
+)
 @click.option("--random", "random_plans", type=click.IntRange(min=0), default=0, metavar="N",
               help="Verify N random legal plans besides.")  # fmt: skip
 @options.cluster_options(required=False)
@@ -37,8 +42,8 @@ _OF_A_MODEL += ("--precision", "--inference", "--pin", "--memory-limit")
 @options.quiet_option
 @click.pass_context
 def verify(
-    context: click.Context, what: str, scaled: bool, random_plans: int, sizes: tuple[str, ...], as_json: bool, quiet: bool,
-    **given: Any,
+    context: click.Context, what: str, scaled: bool, random_plans: int, sizes: tuple[str, ...],
+    as_json: bool, quiet: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Run one step of a plan sharded, with random inputs in float64, and compare all it makes with the unsharded run.
 
@@ -95,10 +100,14 @@ def _refuse(context: click.Context) -> None:
         and context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
-        raise click.UsageError(f"{', '.join(given)}: these choose how a model is planned; the plan file is planned already.")
+        raise click.UsageError(
+            f"{', '.join(given)}: these choose how a model is planned; the plan file is planned already."
+        )
 
 
-def _planned(what: str, sizes: tuple[str, ...], scaled: bool, given: dict[str, Any], say: Callable[[str], None] | None) -> Plan:
+def _planned(
+    what: str, sizes: tuple[str, ...], scaled: bool, given: dict[str, Any], say: Callable[[str], None] | None
+) -> Plan:
     from sbp.mesh import Mesh
     from sbp.planner.auto_parallel import auto_parallel
 
@@ -109,8 +118,10 @@ def _planned(what: str, sizes: tuple[str, ...], scaled: bool, given: dict[str, A
         given = {**given, "cluster": "a100-80g", "nodes": 1, "devices_per_node": mesh.size}
     arguments = options.planning_arguments(**given)
     model = _scaled(what, sizes) if scaled else options.resolve_model(what, sizes)
-    if scaled and arguments["batch"] is None:
-        arguments["batch"] = 2 * arguments["cluster"].size
+    if scaled:
+        arguments["cluster"] = _scaled_cluster(arguments["cluster"])
+        if arguments["batch"] is None:
+            arguments["batch"] = 2 * arguments["cluster"].size
     return auto_parallel(model, arguments.pop("cluster"), progress=say, **arguments)
 
 
@@ -127,6 +138,26 @@ def _scaled(name: str, sizes: tuple[str, ...]) -> Module | Graph:
         return (replace(config, **options.parse_sizes(sizes)) if sizes else config).build()
     except (TypeError, ValueError) as error:
         raise click.UsageError(f"--size {','.join(sizes)} does not fit {name}: {error}.") from None
+
+
+def _scaled_cluster(cluster: Cluster) -> Cluster:
+    """The cluster as tiny widths would see it at full size: nothing to start, slower arithmetic.
+
+    On the real one nothing that small is worth splitting, and a plan that keeps everything everywhere proves little.
+    """
+    from dataclasses import replace
+
+    device = cluster.device
+    peaks = tuple((dtype, peak / _SLOWER) for dtype, peak in device.peak_flops_per_second)
+    tiers = (
+        replace(tier, latency_seconds=0.0, hop_seconds=0.0, ramp_seconds_per_sqrt_byte=0.0) for tier in cluster.tiers
+    )
+    return replace(
+        cluster,
+        name=f"{cluster.name}, scaled",
+        device=replace(device, launch_seconds=0.0, peak_flops_per_second=peaks),
+        tiers=tuple(tiers),
+    )
 
 
 def _verified(

@@ -15,7 +15,7 @@ from sbp.layout import Layout, Split
 from sbp.planner.memory import KINDS
 from sbp.report import colours
 from sbp.report.summary import Summary, summarize
-from sbp.report.units import bytes_text, seconds_text
+from sbp.report.units import BYTES, SECONDS, bytes_text, seconds_text, unit_for
 
 if TYPE_CHECKING:
     from sbp.planner.plan import Plan
@@ -68,9 +68,7 @@ class PlanFigures:
 
     def to_html(self) -> str:
         """A page with all figures; plotly's own script is part of it, so it opens without a network."""
-        parts = [
-            figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(self)
-        ]
+        parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(self)]
         return f'<!doctype html><html><head><meta charset="utf-8"></head><body>{"".join(parts)}</body></html>\n'
 
     def save(self, path: str | Path) -> None:
@@ -159,7 +157,9 @@ def layout_figure(plan: Plan, summary: Summary | None = None) -> Any:
         )
     for text, colour in sorted(used.items()):
         figure.add_trace(
-            go.Scatter(x=[None], y=[None], mode="markers", name=text, marker={"color": colour, "size": 12, "symbol": "square"})
+            go.Scatter(
+                x=[None], y=[None], mode="markers", name=text, marker={"color": colour, "size": 12, "symbol": "square"}
+            )
         )
     figure.update_layout(
         title=f"Stored layout of parameters by mesh axis, {plan.mesh}",
@@ -211,7 +211,8 @@ def tensor_figure(plan: Plan, value: str | None = None) -> Any:
     ]
     hovers = [
         f"rank {rank} at {dict(zip(mesh.names, place))}<br>{_box_text(shard.offset, shard.shape)}, "
-        f"{math.prod(shard.shape)} elements" + (" (a part of the sum, maximum or minimum)" if layout.has_partial else "")
+        f"{math.prod(shard.shape)} elements"
+        + (" (a part of the sum, maximum or minimum)" if layout.has_partial else "")
         for (rank, shard), place in zip(enumerate(shards), mesh.coordinates())
     ]
     figure = make_subplots(1, 2, subplot_titles=("devices", "tensor"), column_widths=[0.5, 0.5])
@@ -260,7 +261,9 @@ def _box_text(offset: tuple[int, ...], shape: tuple[int, ...]) -> str:
 
 def _scale(count: int) -> tuple[list[list[Any]], float]:
     """One flat colour per box, distinct as long as there are few, and the upper end of the scale."""
-    palette = [f"hsl({round(360 * (0.58 + number * 0.381966)) % 360},55%,{66 - 12 * (number % 3)}%)" for number in range(count)]
+    palette = [
+        f"hsl({round(360 * (0.58 + number * 0.381966)) % 360},55%,{66 - 12 * (number % 3)}%)" for number in range(count)
+    ]
     steps: list[list[Any]] = []
     for number, colour in enumerate(palette):
         steps += [[number / count, colour], [(number + 1) / count, colour]]
@@ -308,7 +311,9 @@ def _draw_tensor(
         1,
         2,
     )
-    figure.update_xaxes(title=f"dimension {dims[1]}" if len(dims) > 1 else "", showticklabels=len(dims) > 1, row=1, col=2)
+    figure.update_xaxes(
+        title=f"dimension {dims[1]}" if len(dims) > 1 else "", showticklabels=len(dims) > 1, row=1, col=2
+    )
     figure.update_yaxes(title=f"dimension {dims[0]}" if dims else "", autorange="reversed", row=1, col=2)
 
 
@@ -327,13 +332,14 @@ def time_figure(summary: Summary) -> Any:
     """Compute by phase, collectives by mesh axis, what of them is exposed, and the step, in seconds."""
     go = _plotly()
     figure = go.Figure()
+    unit, size = unit_for(summary.step_seconds, SECONDS)
 
     def bar(row: str, name: str, seconds: float, colour: str, count: int | None = None) -> None:
         counted = f", {count} operations" if count else ""
         figure.add_trace(
             go.Bar(
                 y=[row],
-                x=[seconds],
+                x=[seconds / size],
                 name=name,
                 orientation="h",
                 marker_color=colour,
@@ -357,7 +363,7 @@ def time_figure(summary: Summary) -> Any:
     figure.update_layout(
         barmode="stack",
         title=f"Step time {seconds_text(summary.step_seconds)}, FLOP utilisation {summary.utilisation:.1%}",
-        xaxis_title="seconds",
+        xaxis_title=unit,
         height=320 + 30 * len(summary.boxing_seconds),
         legend={"orientation": "h", "y": -0.25},
         margin={"l": 20, "r": 20, "t": 50, "b": 80},
@@ -371,6 +377,7 @@ def memory_figure(plan: Plan) -> Any:
     go = _plotly()
     profile = plan.memory_profile
     chosen = _sampled(profile.total)
+    unit, size = unit_for(profile.peak_bytes, BYTES)
     figure = go.Figure()
     for number, kind in enumerate(KINDS):
         sizes = profile.by_kind[number][chosen]
@@ -378,17 +385,19 @@ def memory_figure(plan: Plan) -> Any:
             figure.add_trace(
                 go.Scatter(
                     x=chosen,
-                    y=sizes / 2**30,
+                    y=sizes / size,
                     name=kind,
                     stackgroup="memory",
                     mode="lines",
                     line={"width": 0.5, "color": colours.KINDS[kind], "shape": "hv"},
-                    hovertemplate=f"{kind}: %{{y:.3f}} GiB<extra></extra>",
+                    hovertemplate=f"{kind}: %{{y:.3f}} {unit}<extra></extra>",
                 )
             )
     peak, limit = profile.peak_bytes, plan.memory.limit_bytes
     if limit is not None and limit < 2 * peak:
-        figure.add_hline(y=limit / 2**30, line={"dash": "dash", "color": "#d55e00"}, annotation_text=f"limit {bytes_text(limit)}")
+        figure.add_hline(
+            y=limit / size, line={"dash": "dash", "color": "#d55e00"}, annotation_text=f"limit {bytes_text(limit)}"
+        )
     before = None
     for at, operation in enumerate(plan.physical.operations):
         if operation.phase != before:
@@ -397,7 +406,7 @@ def memory_figure(plan: Plan) -> Any:
     figure.update_layout(
         title=f"Memory per device, peak {bytes_text(peak)}" + (f" of {bytes_text(limit)}" if limit else ""),
         xaxis_title="operation of the step",
-        yaxis_title="GiB",
+        yaxis_title=unit,
         hovermode="x unified",
         height=400,
         margin={"l": 60, "r": 20, "t": 70, "b": 40},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sbp.layout import Layout
 from sbp.report import text
 from sbp.report.colours import COLLECTIVES, KINDS, PHASES, sbp_colour
-from sbp.report.naming import template_of, grouped_names
+from sbp.report.naming import grouped_names, template_of
 from sbp.report.summary import Summary, summarize
 from sbp.report.units import bytes_text, count_text, seconds_text, share_text
 
@@ -109,10 +109,11 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], whole: int | N
     styles = [_NUMBER if name.startswith(">") else _CELL for name in columns]
     head = "".join(f'<th style="{style}">{escape(name.lstrip(">"))}</th>' for name, style in zip(columns, styles))
     body = "".join(
-        "<tr>" + "".join(f'<td style="{style}">{cell}</td>' for cell, style in zip(row, styles)) + "</tr>" for row in rows
+        "<tr>" + "".join(f'<td style="{style}">{cell}</td>' for cell, style in zip(row, styles)) + "</tr>"
+        for row in rows
     )
     left_out = "" if whole is None or whole <= len(rows) else f"<em>and {whole - len(rows)} rows more</em>"
-    return f'<table style="border-collapse:collapse">' f"<tr>{head}</tr>{body}</table>{left_out}"
+    return f'<table style="border-collapse:collapse"><tr>{head}</tr>{body}</table>{left_out}'
 
 
 def _bar(title: str, pieces: Sequence[tuple[str, float, str, str]], whole: float, after: str) -> str:
@@ -129,7 +130,7 @@ def _bar(title: str, pieces: Sequence[tuple[str, float, str, str]], whole: float
         for name, size, label, colour in shown
     )
     return (
-        f"{escape(title)}<div style=\"font-size:0;white-space:nowrap;overflow:hidden;background:rgba(128,128,128,.25);"
+        f'{escape(title)}<div style="font-size:0;white-space:nowrap;overflow:hidden;background:rgba(128,128,128,.25);'
         f'max-width:900px">{strips}</div><div style="font-size:90%">{legend}{escape(after)}</div>'
     )
 
@@ -147,7 +148,12 @@ def _step_bar(summary: Summary) -> str:
     ]
     exposed = summary.exposed_seconds
     bars.append(
-        ("exposed collectives", exposed, f"{seconds_text(exposed)} ({share_text(exposed, step)})", COLLECTIVES["all_reduce"])
+        (
+            "exposed collectives",
+            exposed,
+            f"{seconds_text(exposed)} ({share_text(exposed, step)})",
+            COLLECTIVES["all_reduce"],
+        )
     )
     along = ", ".join(f"{axis} {seconds_text(seconds)}" for axis, seconds in summary.boxing_seconds.items())
     after = f"all collectives, overlapped or not: {along}; FLOP utilisation {summary.utilisation:.1%}"

@@ -1,4 +1,4 @@
-"""How a plan lays out its state: per parameter the stored layout, the layouts it is used in, and its optimizer state's."""
+"""How a plan lays out its state: per parameter the stored layout, those it is used in, and its optimizer state's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LayoutRow:
 
 
 def layout_rows(plan: Plan) -> tuple[LayoutRow, ...]:
-    """One row per group, in the graph's order: parameters first, then buffers and inputs, then state of no parameter."""
+    """One row per group, in the graph's order: parameters, then buffers and inputs, then state of no parameter."""
     graph, physical = plan.graph, plan.physical
     uses = _uses(plan)
     parameters = graph.parameters

@@ -33,7 +33,7 @@ def console_for(file: Any = None) -> Console:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> RenderableType:
-    """A title, a table and a note; columns that start with `>` are right-aligned and, as those with `!`, never broken."""
+    """A title, a table and a note; columns that start with `>` are right-aligned, these and those with `!` unbroken."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -108,8 +108,13 @@ def proven(summary: Summary) -> str:
     """Objective, bound and status in one sentence."""
     objective, bound = seconds_text(summary.objective_seconds), seconds_text(summary.lower_bound_seconds)
     if summary.status == "optimal":
-        return f"optimal: no plan on this mesh takes less than {bound} of work (this one {objective}, gap {summary.gap:.2%})"
-    return f"{summary.status}: {objective} of work, no plan on this mesh takes less than {bound} (gap {summary.gap:.2%})"
+        return (
+            f"optimal: no plan on this mesh takes less than {bound} of work "
+            f"(this one {objective}, gap {summary.gap:.2%})"
+        )
+    return (
+        f"{summary.status}: {objective} of work, no plan on this mesh takes less than {bound} (gap {summary.gap:.2%})"
+    )
 
 
 def time_table(summary: Summary) -> RenderableType:
@@ -130,8 +135,8 @@ def time_table(summary: Summary) -> RenderableType:
     rows.append(row("exposed collectives", summary.exposed_seconds))
     rows.append(row("step", step))
     note = (
-        f"FLOP utilisation {summary.utilisation:.1%} of the peak; {summary.model_utilisation:.1%} counting the model's own "
-        f"FLOP only ({count_text(summary.flops)}FLOP per device)"
+        f"FLOP utilisation {summary.utilisation:.1%} of the peak; {summary.model_utilisation:.1%} counting the model's "
+        f"own FLOP only ({count_text(summary.flops)}FLOP per device)"
     )
     return table("Step time, predicted", ("part", ">time", ">of the step", ">count", ""), rows, note)
 
@@ -239,7 +244,12 @@ def comparison_parts(comparison: Comparison) -> list[Any]:
         note = "" if row.fits else "exceeds the memory limit"
         rows.append(
             (row.name, str(plan.mesh), seconds_text(plan.cost.step_seconds), seconds_text(objective))
-            + (f"{objective / base:.3f} x" if base > 0 else "-", bytes_text(plan.memory.peak_bytes), f"{plan.gap:.2%}", note)
+            + (
+                f"{objective / base:.3f} x" if base > 0 else "-",
+                bytes_text(plan.memory.peak_bytes),
+                f"{plan.gap:.2%}",
+                note,
+            )
         )
     columns = ("!plan", "!mesh", ">step", ">work", ">against found", ">peak memory", ">gap", "note")
     note = "work is compute and collectives added up, what plans are compared by; step is with collectives overlapped"

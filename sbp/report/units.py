@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import math
 
+SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+BYTES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
+
+
+def unit_for(number: float, units: tuple[tuple[str, float], ...]) -> tuple[str, float]:
+    """The largest unit of which the number is at least one, for an axis: its name and size."""
+    return next((unit for unit in units if number >= unit[1]), units[-1])
+
 
 def seconds_text(seconds: float | None) -> str:
     """`1.23 s`, `45.6 ms`, `7.89 us`; a dash for None."""
