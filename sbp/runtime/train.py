@@ -17,6 +17,7 @@ from sbp.initial import draw
 from sbp.interpreter import evaluate
 from sbp.planner.physical import PhysicalPlan
 from sbp.runtime.executor import Executor
+from sbp.runtime.threads import fitting
 
 Batch = Mapping[str, Any]
 """Global arrays by input name."""
@@ -81,7 +82,8 @@ def train(
     losses = []
     for index, batch in _numbered(batches, steps):
         feeds = executor.place(_inputs(graph, batch, index, physical.sources))
-        outputs, local = executor.step(local, feeds)
+        with fitting(physical):
+            outputs, local = executor.step(local, feeds)
         losses.append(float(executor.collect(outputs[loss], physical.outputs[loss]).reshape(-1)[0]))
         if progress is not None:
             progress(index, losses[-1])

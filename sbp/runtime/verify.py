@@ -19,6 +19,7 @@ from sbp.layout import Layout
 from sbp.planner.physical import Compute, PhysicalPlan
 from sbp.runtime.boxing import Local
 from sbp.runtime.executor import Executor
+from sbp.runtime.threads import fitting
 
 FLOOR = 1e-2
 """Errors are relative to a tensor's own largest element, but to no less than this part of what is usual for its kind.
@@ -152,12 +153,13 @@ def verify(
     """
     arrays = drawn_warm(graph, seed, floating) if feeds is None else dict(feeds)
     gradients = _gradients(graph) if keep_gradients else ()
-    checks = _compare(graph, physical, arrays, gradients, backend, communicator, rtol, floating)
     first = None
-    if not all(check.passed for check in checks):
-        made = [name for node in graph.nodes for name in node.outputs]
-        full = _compare(graph, physical, arrays, made, backend, communicator, rtol, floating)
-        first = next((check for check in full if not check.passed), None)
+    with fitting(physical):
+        checks = _compare(graph, physical, arrays, gradients, backend, communicator, rtol, floating)
+        if not all(check.passed for check in checks):
+            made = [name for node in graph.nodes for name in node.outputs]
+            full = _compare(graph, physical, arrays, made, backend, communicator, rtol, floating)
+            first = next((check for check in full if not check.passed), None)
     return Verification(graph.name, str(physical.mesh), rtol, tuple(checks), first)
 
 
