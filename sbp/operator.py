@@ -283,7 +283,7 @@ class Operator:
         current = CURRENT.get()
         if not inputs and current is not None:
             return current.apply(self, inputs, complete)
-        return self.kernel(_array_module(inputs), *inputs, **complete)
+        return self.kernel(array_module(inputs), *inputs, **complete)
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
@@ -347,7 +347,8 @@ def _named_call(function: Callable, values: Mapping[str, Any]) -> float:
     return function(**(named if len(named) == len(parameters) else {**values, **named}))
 
 
-def _array_module(inputs: Sequence[Any]) -> Any:
+def array_module(inputs: Sequence[Any]) -> Any:
+    """The module whose functions take these arrays: CuPy if one of them is its own, else NumPy."""
     for item in inputs:
         if type(item).__module__.partition(".")[0] == "cupy":
             import cupy

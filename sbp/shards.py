@@ -11,8 +11,9 @@ from itertools import product
 from typing import Any
 
 from sbp.errors import LayoutError
-from sbp.layout import Layout, Partial
+from sbp.layout import Layout, Partial, Split
 from sbp.mesh import Mesh
+from sbp.operator import array_module
 
 REDUCE_FUNCTIONS = {"sum": "add", "max": "maximum", "min": "minimum"}
 """The array function that combines two parts, by the name of the reduction."""
@@ -125,14 +126,47 @@ def gather(
     return whole
 
 
+def global_shape(shapes: Sequence[Sequence[int]], layout: Layout, mesh: Mesh, what: str = "tensor") -> tuple[int, ...]:
+    """The shape of the tensor whose pieces have these shapes, in rank order.
+
+    Raises
+    ------
+    LayoutError
+        No tensor has such pieces under the layout; the message names a rank, its shape and the one it should have.
+    """
+    if len(shapes) != mesh.size or len({len(shape) for shape in shapes}) != 1:
+        raise LayoutError(
+            f"{what}: {mesh} has {mesh.size} ranks, whose pieces have as many dimensions as the tensor; "
+            f"got shapes {', '.join(str(list(shape)) for shape in shapes)}."
+        )
+    layout.check(shapes[0], mesh.shape, what)
+    sizes = list(shapes[0])
+    for axis in {sbp.axis for sbp in layout if isinstance(sbp, Split)}:
+        apart = [isinstance(sbp, Split) and sbp.axis == axis for sbp in layout]
+        sizes[axis] = sum(
+            shape[axis]
+            for shape, place in zip(shapes, mesh.coordinates())
+            if all(at == 0 for at, split in zip(place, apart) if not split)
+        )
+    for rank, (shape, place) in enumerate(zip(shapes, mesh.coordinates())):
+        expected = layout.shard(sizes, mesh.shape, place).shape
+        if tuple(shape) != expected:
+            raise LayoutError(
+                f"{what}: rank {rank} of {mesh} holds shape {list(shape)}, but together the pieces are {sizes}, of which "
+                f"layout {layout} gives it {list(expected)}. Uneven splits follow torch.chunk: equal pieces, the last "
+                "ones smaller or empty."
+            )
+    return tuple(sizes)
+
+
 def reduce_pair(x: Any, y: Any, reduce: str) -> Any:
     """Two parts combined by "sum", "max" or "min"."""
-    module = _module_of(x)
+    module = array_module([x])
     return getattr(module, REDUCE_FUNCTIONS[reduce])(x, y)
 
 
 def _same(x: Any, y: Any, rtol: float) -> bool:
-    xp = _module_of(x)
+    xp = array_module([x])
     if rtol == 0.0 or x.dtype.kind not in "fc":
         return bool(((x == y) | ((x != x) & (y != y))).all())
     scale = float(xp.abs(xp.where(xp.isfinite(x), x, 0)).max()) if x.size else 0.0
@@ -140,17 +174,7 @@ def _same(x: Any, y: Any, rtol: float) -> bool:
 
 
 def _empty_like(array: Any, shape: tuple[int, ...]) -> Any:
-    return _module_of(array).empty(shape, dtype=array.dtype)
-
-
-def _module_of(array: Any) -> Any:
-    if type(array).__module__.partition(".")[0] == "cupy":
-        import cupy
-
-        return cupy
-    import numpy
-
-    return numpy
+    return array_module([array]).empty(shape, dtype=array.dtype)
 
 
 def _parts(array: Any, reduce: str, count: int, xp: Any, rng: Any) -> list[Any]:

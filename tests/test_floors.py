@@ -39,7 +39,7 @@ SHORTCUTS = {
 """Methods by which data is shown or run from where it is: they import what is above when they are called."""
 
 EXTERNAL = {
-    "language": {"numpy", "networkx"},
+    "language": {"numpy", "networkx", "cupy"},  # CuPy only where an array is its own
     "ops": {"numpy"},
     "comm": {"numpy", "mpi4py", "cupy", "cupyx"},
     "cuda": {"numpy", "cupy", "cupyx"},
