@@ -18,6 +18,7 @@ from sbp.planner.cost import CostModel, as_cost_model
 from sbp.planner.decisions import Decisions
 from sbp.planner.lowering import lower
 from sbp.planner.memory import MemoryProfile, memory_profile
+from sbp.planner.meshes import check_mesh
 from sbp.planner.physical import COLLECTIVES, Box, Compute, PhysicalPlan
 from sbp.planner.search import objective_seconds
 from sbp.planner.solver import Status
@@ -300,7 +301,8 @@ class Plan:
             raise PlanError(f"plan of schema {data.get('schema')!r}, this version reads schema {SCHEMA}; plan again.")
         try:
             graph = Graph.from_json(data["graph"])
-            mesh = Mesh(tuple(data["mesh"]["shape"]), tuple(data["mesh"]["names"]))
+            cluster = Cluster.from_json(data["cluster"])
+            mesh = check_mesh(Mesh(tuple(data["mesh"]["shape"]), tuple(data["mesh"]["names"])), cluster)
             decisions = Decisions(
                 {name: Layout.parse(text) for name, text in data["sources"].items()},
                 {
@@ -321,7 +323,7 @@ class Plan:
             )
             plan = cls(
                 graph,
-                Cluster.from_json(data["cluster"]),
+                cluster,
                 mesh,
                 decisions.check(graph, mesh),
                 Status(data["status"]),

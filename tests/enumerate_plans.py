@@ -18,6 +18,8 @@ from sbp.planner.uses import groups_of, is_resident
 
 def making_seconds(space: LayoutSpace, root: Layout, wanted: frozenset[Layout]) -> float:
     """The least cost of having all of `wanted`, given `root`: shortest path over sets of layouts at hand."""
+    # In large spaces at most four layouts beyond root and wanted ones: cheapest trees have one meeting point per target.
+    most = len(space.layouts) if len(space.layouts) <= 9 else len(wanted) + 5
     start = frozenset({root})
     best = {start: 0.0}
     queue = [(0.0, 0, start)]
@@ -36,7 +38,7 @@ def making_seconds(space: LayoutSpace, root: Layout, wanted: frozenset[Layout]) 
                 if step is None:
                     continue
                 more = have | {after}
-                if len(more) > len(wanted) + 3:
+                if len(more) > most:
                     continue
                 if cost + step.seconds < best.get(more, math.inf):
                     best[more] = cost + step.seconds
