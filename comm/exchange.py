@@ -19,7 +19,7 @@ SMALL = 1 << 14
 
 
 class ExchangeCommunicator(ABC):
-    """One rank of several processes; subclasses give `exchange`, `gather`, `send_receive`, `barrier` and `close`.
+    """One rank of several processes; subclasses give the primitives.
 
     Parameters
     ----------
@@ -57,6 +57,10 @@ class ExchangeCommunicator(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Return once every rank has come here."""
+
+    @abstractmethod
+    def fail(self) -> None:
+        """See to it that the others do not wait for this rank."""
 
     @abstractmethod
     def close(self) -> None:

@@ -90,6 +90,9 @@ class InProcessCommunicator:
     def barrier(self) -> None:
         """Nothing to wait for."""
 
+    def fail(self) -> None:
+        """No other process waits."""
+
     def close(self) -> None:
         """Nothing to release."""
 

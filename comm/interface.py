@@ -82,5 +82,8 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Return once every rank has come here."""
 
+    def fail(self) -> None:
+        """A rank of this process failed and posts nothing more: see to it that the others do not wait for ever."""
+
     def close(self) -> None:
         """Release what the communicator holds; it cannot be used afterwards."""

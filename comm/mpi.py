@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,9 @@ import numpy
 
 from sbp.comm.exchange import ExchangeCommunicator
 from sbp.comm.interface import Array, CommunicationError, Groups
+
+FAILED = 2
+"""Exit code of all processes after one of them failed."""
 
 
 class MPICommunicator(ExchangeCommunicator):
@@ -77,6 +81,11 @@ class MPICommunicator(ExchangeCommunicator):
     def barrier(self) -> None:
         """MPI's barrier."""
         self._world.Barrier()
+
+    def fail(self) -> None:
+        """End all processes when this one ends, which leaves it the time to report its error."""
+        if self.size > 1:
+            atexit.register(self._world.Abort, FAILED)
 
     def close(self) -> None:
         """Free the groups' communicators."""

@@ -45,7 +45,12 @@ class NCCLCommunicator(ExchangeCommunicator):
         self._cupy = _cupy_with_nccl() if cupy is None else cupy
         self._nccl = self._cupy.cuda.nccl
         self._environment = Environment.read() if environment is None else environment
-        found = self._cupy.cuda.runtime.getDeviceCount()
+        try:
+            found = self._cupy.cuda.runtime.getDeviceCount()
+        except Exception as error:  # CuPy raises its own types, which exist only where CuPy does
+            raise CommunicationError(
+                f"no GPU can be used ({error}); run with the inprocess or mpi communicator."
+            ) from None
         if self._environment.local_rank >= found:
             raise CommunicationError(
                 f"rank {self._environment.rank} has LOCAL_RANK {self._environment.local_rank}, but this machine has "
@@ -150,6 +155,13 @@ class NCCLCommunicator(ExchangeCommunicator):
         """An all-reduce of one number, waited for."""
         self.all_reduce({self._rank: self._cupy.zeros(1, "int32")}, self._world, "sum")
         self._cupy.cuda.get_current_stream().synchronize()
+
+    def fail(self) -> None:
+        """Abort NCCL's communicators, so that this process can end; torchrun then ends the others."""
+        for made in self._made.values():
+            if made is not None:
+                made.abort()
+        self._made.clear()
 
     def close(self) -> None:
         """Destroy NCCL's communicators and leave the store; waits until every rank has come here."""

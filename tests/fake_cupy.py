@@ -210,3 +210,6 @@ class FakeCommunicator:
 
     def destroy(self):
         self.destroyed = True
+
+    def abort(self):
+        self.destroyed = True

@@ -4,11 +4,13 @@ import sys
 
 import numpy
 from collective_cases import check, check_point_to_point
-from hand_plans import mlp, random_plan
+from hand_plans import mlp, physical, random_plan
 
 from sbp.comm.inprocess import InProcessCommunicator
 from sbp.comm.interface import CommunicationError
 from sbp.comm.mpi import MPICommunicator
+from sbp.cuda.numpy_backend import NumpyBackend
+from sbp.errors import SbpError
 from sbp.mesh import Mesh
 from sbp.runtime.train import train
 from sbp.runtime.verify import verify
@@ -38,6 +40,20 @@ def run_plans(communicator):
         assert losses == train(graph, plan, given, 5, floating="f64").losses
 
 
+def fail_on_one_rank(communicator):
+    """Rank 1 meets an error in a kernel, the others wait for it in a collective: all must end."""
+
+    class Breaking(NumpyBackend):
+        def kernel(self, name, default):
+            return default if communicator.ranks != (1,) or name != "relu" else lambda xp, x: x[:0]
+
+    graph = mlp()
+    mesh = Mesh((communicator.size,))
+    by_rows = physical(graph, mesh, lambda _, found: next((s for s in found if str(s).startswith("(S(0)")), found[0]),
+                       lambda _, found: found[0])  # fmt: skip
+    train(graph, by_rows, [{n: numpy.ones(graph.values[n].shape) for n in graph.inputs}], 1, Breaking(), communicator)
+
+
 def main():
     communicator = MPICommunicator()
     count = 0
@@ -58,7 +74,14 @@ def main():
 
 if __name__ == "__main__":
     try:
+        if sys.argv[1:] == ["fail"]:
+            try:
+                fail_on_one_rank(MPICommunicator())
+            except SbpError as error:
+                sys.exit(f"reported: {error}")
         main()
+    except SystemExit:
+        raise
     except BaseException:
         import traceback
 

@@ -1,5 +1,6 @@
 """The in-process communicator, and what all communicators share, against layouts cut from one global tensor."""
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from collective_cases import CHANGES, change, check, check_point_to_point
 
 from sbp.comm.arrays import chunk_slices, reduce_in_order
 from sbp.comm.inprocess import InProcessCommunicator
-from sbp.comm.interface import CommunicationError
+from sbp.comm.interface import CommunicationError, Communicator
+from sbp.comm.mpi import MPICommunicator
+from sbp.comm.nccl import NCCLCommunicator
 from sbp.layout import Layout
 from sbp.mesh import Mesh
 
@@ -72,6 +75,18 @@ def test_chunks_are_consecutive():
     everything = slice(None)
     expected = [(everything, slice(start, stop)) for start, stop in ((0, 2), (2, 2), (2, 5))]
     assert chunk_slices((2, 0, 3), 1) == expected
+
+
+def signatures(kind):
+    members = {name: item for name, item in vars(kind).items() if not name.startswith("_") and callable(item)}
+    return {name: list(inspect.signature(item).parameters) for name, item in members.items()}
+
+
+@pytest.mark.parametrize("kind", [InProcessCommunicator, MPICommunicator, NCCLCommunicator])
+def test_every_communicator_has_the_calls_of_the_interface(kind):
+    expected = signatures(Communicator)
+    found = {name: each for base in reversed(kind.__mro__) for name, each in signatures(base).items()}
+    assert len(expected) == 9 and {name: found[name] for name in expected} == expected
 
 
 def test_errors_say_what_is_known():

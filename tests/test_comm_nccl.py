@@ -133,6 +133,23 @@ def test_group_communicators_are_destroyed_and_made_once():
     assert len(made) == 8 and all(item.destroyed for item in made)
 
 
+def test_a_failed_rank_aborts_its_communicators():
+    world, made = World(), {}
+
+    def program(rank, environment):
+        cupy = FakeCupy(world)
+        plain = cupy.cuda.nccl.NcclCommunicator
+        cupy.cuda.nccl.NcclCommunicator = lambda *given: made.setdefault(rank, plain(*given))
+        communicator = NCCLCommunicator(environment, cupy, timeout=20)
+        executor = Executor(replicated_plan(mlp(), Mesh((2,))), CupyBackend(rank, cupy=cupy), communicator)
+        if rank == 1:
+            with pytest.raises(PlanError, match="is not given"):
+                executor.step({}, {})
+
+    on_ranks(2, program)
+    assert made[1].destroyed and not made[0].destroyed
+
+
 def test_a_rank_outside_the_groups_takes_no_part():
     world = World()
 

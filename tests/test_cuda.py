@@ -1,5 +1,6 @@
 """Backends and CUDA sources without a GPU: NVRTC compiles them, g++ runs them, a stand-in takes CuPy's place."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from host_cuda import HostModule, compiler
 from sbp.cuda import fused
 from sbp.cuda.cupy_backend import CupyBackend
 from sbp.cuda.fused import OVERRIDES
-from sbp.cuda.interface import BackendError
+from sbp.cuda.interface import Backend, BackendError
 from sbp.cuda.numpy_backend import NumpyBackend
 from sbp.cuda.nvrtc import KERNELS, compile_source, find_library
 from sbp.dtype import SIZES
@@ -136,8 +137,6 @@ def test_what_the_fused_kernels_do_not_take_runs_as_before(backend, name, arrays
 
 
 def test_overrides_have_the_operators_parameters(backend):
-    import inspect
-
     for name, build in OVERRIDES.items():
         own = [p.name for p in inspect.signature(REGISTRY[name].kernel).parameters.values()]
         fused = build(lambda label: None, REGISTRY[name].kernel)
@@ -192,6 +191,15 @@ def test_cupy_backend_names_its_device_and_limits_its_pool(monkeypatch):
     cupy.cuda.runtime.getDeviceCount = no_driver
     with pytest.raises(BackendError, match="no GPU can be used .cudaErrorNoDevice.; run with the numpy backend"):
         CupyBackend(0, cupy=cupy)
+
+
+@pytest.mark.parametrize("kind", [NumpyBackend, CupyBackend])
+def test_every_backend_has_the_calls_of_the_interface(kind):
+    public = {name: item for name, item in vars(Backend).items() if not name.startswith("_")}
+    calls = {name: item for name, item in public.items() if inspect.isfunction(item)}
+    assert len(calls) == 7
+    for name, item in calls.items():
+        assert list(inspect.signature(getattr(kind, name)).parameters) == list(inspect.signature(item).parameters)
 
 
 def test_missing_cupy_says_what_to_install(monkeypatch):

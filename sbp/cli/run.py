@@ -62,6 +62,8 @@ def run(
         trained = run_plan(
             plan, steps, text=text, seed=seed, floating=floating, backend=made, communicator=communicator, progress=say
         )
+    if communicator is not None:
+        communicator.close()
     if not speaks:
         return
     reference = _unsharded(plan, steps, text, seed, floating, quiet) if compare else None
@@ -107,7 +109,7 @@ def _communicator(backend: str, comm: str) -> tuple[Backend | None, Communicator
 
 def _speaks(communicator: Communicator | None) -> bool:
     """Of several processes one prints."""
-    return communicator is None or getattr(communicator, "rank", 0) == 0
+    return communicator is None or 0 in communicator.ranks
 
 
 def _unsharded(

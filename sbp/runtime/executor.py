@@ -173,26 +173,11 @@ class Executor:
         ExecutionError
             A kernel failed; the message names node, rank and local shapes.
         """
-        table: Table = [None] * len(self.physical.registers)
-        for sources, given, kind in ((self._state, state, "state"), (self._feeds, feeds, "input")):
-            for value, number in sources.items():
-                table[number] = self._given(value, number, given, kind)
-        times: list[tuple[float, float]] = []
-        if timed:
-            self.backend.synchronize()
-            origin = time.perf_counter()
-            for run, released in self._steps:
-                start = time.perf_counter()
-                run(table)
-                self.backend.synchronize()
-                times.append((start - origin, time.perf_counter() - origin))
-                for number in released:
-                    table[number] = None
-        else:
-            for run, released in self._steps:
-                run(table)
-                for number in released:
-                    table[number] = None
+        try:
+            table, times = self._run(state, feeds, timed)
+        except BaseException:
+            self.communicator.fail()
+            raise
         physical = self.physical
         after = {value: table[physical.updates.get(value, number)] for value, number in self._state.items()}
         return StepResult(
@@ -201,6 +186,28 @@ class Executor:
             {number: _full(table[number]) for number in self._keep},
             tuple(times),
         )
+
+    def _run(
+        self, state: Mapping[str, Local], feeds: Mapping[str, Local], timed: bool
+    ) -> tuple[Table, list[tuple[float, float]]]:
+        """The registers after the last operation, and the operations' times."""
+        table: Table = [None] * len(self.physical.registers)
+        for sources, given, kind in ((self._state, state, "state"), (self._feeds, feeds, "input")):
+            for value, number in sources.items():
+                table[number] = self._given(value, number, given, kind)
+        times: list[tuple[float, float]] = []
+        if timed:
+            self.backend.synchronize()
+        origin = time.perf_counter()
+        for run, released in self._steps:
+            start = time.perf_counter()
+            run(table)
+            if timed:
+                self.backend.synchronize()
+                times.append((start - origin, time.perf_counter() - origin))
+            for number in released:
+                table[number] = None
+        return table, times
 
     def _given(self, value: str, number: int, given: Mapping[str, Local], kind: str) -> Local:
         local = given.get(value)
