@@ -152,7 +152,7 @@ def global_shape(shapes: Sequence[Sequence[int]], layout: Layout, mesh: Mesh, wh
         expected = layout.shard(sizes, mesh.shape, place).shape
         if tuple(shape) != expected:
             raise LayoutError(
-                f"{what}: rank {rank} of {mesh} holds shape {list(shape)}, but together the pieces are {sizes}, of which "
+                f"{what}: rank {rank} of {mesh} holds shape {list(shape)}; together the pieces are {sizes}, of which "
                 f"layout {layout} gives it {list(expected)}. Uneven splits follow torch.chunk: equal pieces, the last "
                 "ones smaller or empty."
             )
