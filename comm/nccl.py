@@ -147,8 +147,8 @@ class NCCLCommunicator(ExchangeCommunicator):
         with self._grouped():
             for root, block in enumerate(blocks):
                 if block.size:
-                    room = made if root == position else block
-                    communicator.reduce(block.data.ptr, room.data.ptr, block.size, kind, operation, root, stream)
+                    # Only the root's NCCL writes to the receiving buffer.
+                    communicator.reduce(block.data.ptr, made.data.ptr, block.size, kind, operation, root, stream)
         return {self._rank: made}
 
     def barrier(self) -> None:

@@ -332,6 +332,18 @@ def test_wrong_feeds():
         Executor(executor.physical, communicator=InProcessCommunicator(3))
 
 
+@pytest.mark.parametrize("text", ["P, B", "S(1), P", "P, P", "P(max), S(0)", "P(min), P(min)", "S(0), S(0)"])
+@pytest.mark.parametrize("dtype", ["f64", "i32"])
+def test_placed_arrays_are_collected_again(text, dtype):
+    mesh, kind = Mesh((2, 3)), TensorType((5, 4), dtype)
+    register = Register(0, "v", kind, Layout.parse(text), "input", 0)
+    executor = Executor(PhysicalPlan(mesh, (register,), (), {"v": 0}, {"v": 0}, {}))
+    whole = numpy.random.default_rng(0).integers(-9, 9, (5, 4)).astype(numpy_name(dtype))
+    outputs, _ = executor.step({}, executor.place({"v": whole}))
+    assert numpy.array_equal(executor.collect(outputs["v"], 0), whole)
+    assert all(array.dtype == whole.dtype for array in outputs["v"].values())
+
+
 def test_collect_finds_replicas_that_differ():
     graph = mlp()
     executor = Executor(replicated_plan(graph, Mesh((2,))))
