@@ -338,7 +338,7 @@ def run(*arguments):
 
 def test_command_lists_presets():
     shown = run()
-    assert shown.exit_code == 0 and all(name in shown.stderr for name in presets()) and not shown.stdout
+    assert shown.exit_code == 0 and all(name in shown.stdout for name in presets()) and not shown.stderr
     data = json.loads(run("--json").stdout)
     assert [Cluster.from_json(item).name for item in data] == list(presets())
 

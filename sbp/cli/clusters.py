@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
+
+from sbp.cli.output import tables
 
 if TYPE_CHECKING:
     from sbp.planner.cluster import Cluster
@@ -54,8 +55,7 @@ def _yaml(cluster: Cluster) -> str:
 
 
 def _print_table(clusters: Iterable[Cluster]) -> None:
-    """The presets with what distinguishes them, on stderr as all tables."""
-    from rich.console import Console
+    """The presets with what distinguishes them, on stdout, which carries no data then."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, caption="bf16 TFLOP/s; GB/s: memory, then per device and direction by tier")
@@ -72,4 +72,4 @@ def _print_table(clusters: Iterable[Cluster]) -> None:
             f"{device.memory_bandwidth_bytes_per_second / 1e9:g}",
             ", ".join(f"{tier.name} {tier.bandwidth_bytes_per_second / 1e9:g}" for tier in cluster.tiers),
         )
-    Console(file=sys.stderr).print(table)
+    tables(as_json=False).print(table)
