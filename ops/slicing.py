@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sbp.errors import RuleError
-from sbp.operator import TensorType, operator
+from sbp.operator import operator
 from sbp.ops.elementwise import add
+from sbp.ops.precision import one_type
 from sbp.ops.views import EVERY, normal_axis, operand, reshape, unsqueeze
 
 # -- slice and its gradient --------------------------------------------------------------------------------------------
@@ -120,6 +121,8 @@ def narrow(x: Any, axis: int, start: int, length: int) -> Any:
     """`length` elements from `start` on, along one dimension."""
     rank = len(x.shape)
     at = normal_axis(axis, rank)
+    if not 0 <= start <= start + length <= x.shape[at]:
+        raise RuleError(f"narrow: {length} elements from {start} on are not within dimension {at} of {list(x.shape)}")
     starts = tuple(start if k == at else 0 for k in range(rank))
     stops = tuple(start + length if k == at else size for k, size in enumerate(x.shape))
     return slice_(x, starts=starts, stops=stops)
@@ -182,13 +185,7 @@ def _concat_rule(*shapes: tuple[int, ...], axis: int) -> tuple[str, dict[str, in
     return f"{', '.join(operands)} -> {out}", {"c": sum(shape[at] for shape in shapes)}
 
 
-def _one_type(*types: TensorType, **attributes: Any) -> str:
-    if len({t.dtype for t in types}) > 1:
-        raise RuleError(f"tensors of different element types: {', '.join(map(str, types))}; cast them first")
-    return types[0].dtype
-
-
-@operator(_concat_rule, linear="all", monotone="all|each", dtype=_one_type)
+@operator(_concat_rule, linear="all", monotone="all|each", dtype=one_type)
 def concat(xp, *xs, axis=0):
     """Tensors one after the other along a dimension."""
     return xp.concatenate(xs, axis=axis)

@@ -46,7 +46,7 @@ def run_sharded(
     pins: Mapping[str, str] | None = None,
     backward: Callable[[GraphBuilder, dict[str, Any], Any], list[Any]] | None = None,
 ) -> Sharded:
-    """Plan `function(*symbols)` on a mesh, with pinned layouts of inputs (by argument) and values, and run it in float64.
+    """Plan `function(*symbols)` on a mesh with pinned layouts of inputs (by argument) and values; run it in float64.
 
     With `backward` the outputs are what it returns from the builder, the inputs by name and the function's result.
     """

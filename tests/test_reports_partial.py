@@ -105,8 +105,8 @@ def test_r082_ignored_labels_count_nowhere():
     logits = RNG(0).standard_normal((4, 5))
     labels = numpy.array([1, -100, 2, -100])
     run = run_sharded(
-        lambda logits, labels: ops.cross_entropy(logits, labels, ignore_index=-100), {"logits": logits, "labels": labels}, (2,),
-        {"logits": "S(0)", "labels": "S(0)"},
+        lambda logits, labels: ops.cross_entropy(logits, labels, ignore_index=-100),
+        {"logits": logits, "labels": labels}, (2,), {"logits": "S(0)", "labels": "S(0)"},
     )  # fmt: skip
     shifted = logits - numpy.log(numpy.exp(logits).sum(1, keepdims=True))
     assert run.values[0] == pytest.approx(-(shifted[0, 1] + shifted[2, 2]) / 2, rel=1e-12)

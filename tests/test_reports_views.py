@@ -1,4 +1,4 @@
-"""Reports of users of other systems: views of split tensors, and buffers that are not in order. Each names its report."""
+"""Reports of users of other systems: views of split tensors, buffers that are not in order. Each names its report."""
 
 import numpy
 import pytest
@@ -96,12 +96,12 @@ def test_r057_a_fused_weight_is_cut_by_meaning_not_by_position():
 
 
 def test_r058_a_gather_joins_in_order_of_the_tensor():
-    """Fused rows by rank, [q0 k0 v0] and [q1 k1 v1], are no split of [q; k; v]; a split gives the rows back in order."""
+    """Fused rows by rank, [q0 k0 v0] and [q1 k1 v1], are no split of [q; k; v]; a split gives rows back in order."""
     rows = numpy.arange(12.0).reshape(12, 1)
     held = scatter(rows, Layout.parse("S(0)"), Mesh((2,)), numpy, RNG(0))
     assert held[0].ravel().tolist() == [0, 1, 2, 3, 4, 5]
     assert gather(held, Layout.parse("S(0)"), Mesh((2,)), (12, 1)).ravel().tolist() == list(range(12))
-    q, k, v = (run_part for run_part in numpy.split(rows, 3))
+    q, k, v = numpy.split(rows, 3)
     joined = run_sharded(
         lambda q, k, v: ops.concat(q, k, v, axis=0),
         {"q": q, "k": k, "v": v},
@@ -116,7 +116,7 @@ def test_r133_reduce_scatter_of_a_transposed_buffer():
     assert not x.flags.c_contiguous
     communicator = InProcessCommunicator(4)
     parts = communicator.reduce_scatter(
-        {rank: x for rank in range(4)}, ((0, 1, 2, 3),), axis=0, sizes=((1, 1, 1, 1),), reduce="sum"
+        dict.fromkeys(range(4), x), ((0, 1, 2, 3),), axis=0, sizes=((1, 1, 1, 1),), reduce="sum"
     )
     assert parts[0].tolist() == [[[0, 8, 16], [4, 12, 20]]]
 
