@@ -7,7 +7,7 @@ left to right. Every pair of layouts is still connected, through layouts in betw
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -99,16 +99,22 @@ class LayoutSpace:
             at = following
         return tuple(steps)
 
-    def tree(self, root: Layout, targets: Iterable[Layout]) -> dict[Layout, Step]:
+    def tree(self, root: Layout, targets: Iterable[Layout], other: Layout | None = None) -> dict[Layout, Step]:
         """The cheapest way to make all `targets` from `root`, common steps paid once (a Steiner arborescence).
+
+        Parameters
+        ----------
+        other
+            A second layout at hand, from which targets are made where that is cheaper.
 
         Returns
         -------
         dict
-            Layout -> the step that makes it; the root is absent.
+            Layout -> the step that makes it; what was at hand is absent.
         """
         steps: dict[Layout, Step] = {}
-        ends = sorted({self.index[target] for target in targets} - {self.index[root]})
+        at_hand = {self.index[root]} if other is None else {self.index[root], self.index[other]}
+        ends = sorted({self.index[target] for target in targets} - at_hand)
 
         def grow(start: int, wanted: tuple[int, ...]) -> None:
             if not wanted:
@@ -122,7 +128,15 @@ class LayoutSpace:
             grow(meeting, left)
             grow(meeting, right)
 
-        grow(self.index[root], tuple(ends))
+        if other is None:
+            grow(self.index[root], tuple(ends))
+        else:
+            mine, others = min(
+                _bipartitions(tuple(ends)),
+                key=lambda pair: self.tree_seconds(pair[0])[self.index[root]] + self.tree_seconds(pair[1])[self.index[other]],
+            )
+            grow(self.index[root], mine)
+            grow(self.index[other], others)
         return steps
 
     def tree_seconds(self, targets: Sequence[int]) -> np.ndarray:
@@ -133,6 +147,14 @@ class LayoutSpace:
         if len(wanted) == 1:
             return self.seconds[:, wanted[0]]
         costs, _ = self._branch(wanted)
+        return costs
+
+    def forest_seconds(self, root: int, targets: Sequence[int]) -> np.ndarray:
+        """float64 (layouts,): the cost of `tree` from the layout numbered `root` and any other one, both at hand."""
+        costs = np.full(len(self.layouts), np.inf)
+        wanted = tuple(sorted(set(targets) - {root}))
+        for mine, others in _bipartitions(wanted):
+            costs = np.minimum(costs, self.tree_seconds(mine)[root] + self.tree_seconds(others))
         return costs
 
     @lru_cache(maxsize=1 << 14)  # noqa: B019  spaces live as long as the table that made them
@@ -156,6 +178,14 @@ class LayoutSpace:
         cost = through[np.arange(len(best)), meeting]
         choices = [(int(m), *parts[at_meeting[m]]) for m in meeting]
         return cost, choices
+
+
+def _bipartitions(items: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    for mask in range(2 ** len(items)):
+        yield (
+            tuple(item for bit, item in enumerate(items) if mask >> bit & 1),
+            tuple(item for bit, item in enumerate(items) if not mask >> bit & 1),
+        )
 
 
 class BoxingTable:

@@ -18,7 +18,7 @@ from math import comb
 
 import numpy as np
 
-from sbp.graph import STATE_KINDS, Graph
+from sbp.graph import Graph
 from sbp.layout import Layout
 from sbp.planner.boxing import LayoutSpace
 from sbp.planner.decisions import Decisions
@@ -130,16 +130,15 @@ class _Formulation:
         space = self.strategies.space(value)
         resident = is_resident(self.graph, value)
         producer, made = self.producer(value)
-        made_at = self.graph.producers[value][0] if not resident else 0
         two_phases = len(groups) > 1 and (not resident or self.graph_phase(groups[1]) == "backward")
         if resident:
-            state = self.graph.values[value].kind in STATE_KINDS
-            stop = self.end + 1 if state or not groups else groups[-1].last + 1
-            self.usage(producer, 0, stop, space.bytes[made])
+            self.usage(producer, 0, self.end + 1, space.bytes[made])
         else:
-            stop = groups[0].first if groups else made_at + 1
+            # An input is there from the start, any other value from the node that makes it, until its first reading.
+            start = self.graph.producers[value][0] if value in self.graph.producers else 0
+            least = start + 1 if value in self.graph.producers else 0
             if not groups or groups[0].uses[0].operand != UPDATE:
-                self.usage(producer, made_at, max(stop, made_at + 1), space.bytes[made])
+                self.usage(producer, start, max(groups[0].first if groups else 0, least), space.bytes[made])
             self.read_usage(value, groups)
         rest = groups
         if two_phases:
@@ -211,7 +210,8 @@ class _Formulation:
             self.edge(at, reader, self.box_table(space, forward.kept, wanted))
             return
         again = self.sets_again(space, value, later, forward)
-        costs = self.cached(("again", id(space), id(again)), lambda: self.again_costs(space, again), again)
+        free = np.zeros(len(again.sets))
+        costs = free if resident else self.cached(("again", id(again)), lambda: self.again_costs(space, again), again)
         second = self.builder.add_node(costs, f"copies of {value} made again")
         self.edge(at, second, self.same_table(forward, again))
         if resident:
@@ -313,7 +313,7 @@ class _Formulation:
     @staticmethod
     def again_costs(space: LayoutSpace, sets: _Sets) -> np.ndarray:
         trees = {members: space.tree_seconds(members) for members in set(sets.sets)}
-        return np.array([0.0 if k == NOTHING else trees[m][k] for m, k in zip(sets.sets, sets.kept.tolist())])
+        return np.array([trees[m][k] for m, k in zip(sets.sets, sets.kept.tolist())])
 
     # -- tables (shared by equal pairs) --------------------------------------------------------------------------------
 
@@ -342,13 +342,16 @@ class _Formulation:
         return self.cached(("tree", id(space), id(made), id(sets)), build, space, made, sets)
 
     def again_table(self, space: LayoutSpace, made: np.ndarray, sets: _Sets) -> np.ndarray:
-        """What is made again from the stored layout, where no copy was kept."""
+        """What is made again of a state value: from its stored layout, and from the copy that was kept besides."""
 
         def build() -> np.ndarray:
-            table = np.stack([space.tree_seconds(members)[made] for members in sets.sets], axis=1)
-            return np.where(sets.kept[None, :] == NOTHING, table, 0.0)
+            columns = [
+                space.tree_seconds(members) if keep == NOTHING else space.forest_seconds(keep, members)
+                for members, keep in zip(sets.sets, sets.kept.tolist())
+            ]
+            return np.stack([column[made] for column in columns], axis=1)
 
-        return self.cached(("again", id(space), id(made), id(sets)), build, space, made, sets)
+        return self.cached(("again table", id(space), id(made), id(sets)), build, space, made, sets)
 
     def same_table(self, before: _Sets, after: _Sets) -> np.ndarray:
         key = ("same", id(before), id(after))

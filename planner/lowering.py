@@ -34,6 +34,10 @@ class _Lowering:
         self.current: dict[str, int] = {}
         self.updates: dict[str, int] = {}
         self.outputs: dict[str, int] = {}
+        self.to_keep: dict[int, list[str]] = {}
+        for value in decisions.kept:
+            if len(self.groups.get(value, ())) > 1:
+                self.to_keep.setdefault(self.groups[value][0].last, []).append(value)
         self._local_bytes: dict[tuple[TensorType, Layout], int] = {}
 
     def run(self) -> PhysicalPlan:
@@ -56,6 +60,8 @@ class _Lowering:
             )
             for value in node.outputs:
                 self.store(value, node.phase)
+            for value in self.to_keep.get(time, ()):
+                self.fetch(value, time, self.decisions.kept[value], node.phase)
         end = len(graph.nodes)
         last_phase = graph.nodes[-1].phase if graph.nodes else "forward"
         for value, groups in self.groups.items():
@@ -103,11 +109,15 @@ class _Lowering:
             copies.steps = self.plan_steps(value, layout, self.groups[value][0])
         return number
 
-    def plan_steps(self, value: str, root: Layout, group: Group) -> dict[Layout, Step]:
-        wanted = self.decisions.wanted(self.graph, value, group)
-        kinds = {sbp.reduce for layout in (root, *wanted) for sbp in layout if isinstance(sbp, Partial)}
+    def plan_steps(self, value: str, root: Layout, group: Group, other: Layout | None = None) -> dict[Layout, Step]:
+        wanted = set(self.decisions.wanted(self.graph, value, group))
+        kept = self.decisions.kept.get(value)
+        if kept is not None and group is self.groups[value][0] and len(self.groups[value]) > 1:
+            wanted.add(kept)
+        at_hand = (root,) if other is None else (root, other)
+        kinds = {sbp.reduce for layout in (*at_hand, *wanted) for sbp in layout if isinstance(sbp, Partial)}
         space = self.boxing.space(self.graph.values[value].type, kinds | {"sum"})
-        return space.tree(root, wanted)
+        return space.tree(root, wanted, other)
 
     def fetch(self, value: str, time: int, layout: Layout, phase: str) -> int:
         """The register that holds the value in `layout` at a use, boxing what is missing."""
@@ -122,15 +132,11 @@ class _Lowering:
         self.current[value] += 1
         copies, groups = self.copies[value], self.groups[value]
         made = self.decisions.made(self.graph, value)
-        root = made
-        kept = self.decisions.kept.get(value)
-        if kept is not None and kept in copies.registers and self.current[value] == 1:
-            root = kept
-        if is_resident(self.graph, value):
-            copies.registers = {made: copies.registers[made], root: copies.registers[root]}
-        else:
-            copies.registers = {root: copies.registers[root]}
-        copies.steps = self.plan_steps(value, root, groups[self.current[value]])
+        kept = self.decisions.kept.get(value) if self.current[value] == 1 else None
+        root = made if kept is None else kept
+        other = made if root != made and is_resident(self.graph, value) else None
+        copies.registers = {layout: copies.registers[layout] for layout in (root, other) if layout is not None}
+        copies.steps = self.plan_steps(value, root, groups[self.current[value]], other)
 
     def make(self, value: str, copies: _Copies, layout: Layout, phase: str) -> int:
         found = copies.registers.get(layout)

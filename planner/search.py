@@ -76,13 +76,15 @@ def search(
     boxing = BoxingTable(mesh, costs)
     strategies = Strategies(graph, mesh, costs, boxing, restriction, least_fill)
     formulation = formulate(strategies, memory_limit)
-    limit, bound = memory_limit, None
+    limit, bound, least_peak = memory_limit, None, 1 << 62
     for _ in range(_MEMORY_ROUNDS):
         problem = formulation.problem.with_limit(limit)
         assignment = solve(problem, limits)
         bound = float(assignment.lower_bound) if bound is None else bound
         if assignment.choice is None:
-            raise _nothing_found(graph, mesh, assignment, memory_limit)
+            if limit != memory_limit:
+                break
+            raise _nothing_found(graph, mesh, assignment)
         decisions = formulation.decode(assignment.choice)
         physical = lower(graph, mesh, decisions, costs, boxing)
         total = objective_seconds(physical)
@@ -94,6 +96,7 @@ def search(
                 f"{bound!r} s; this is a fault of sbp, please report it with the graph."
             )
         peak = memory_profile(physical).peak_bytes
+        least_peak = min(peak, least_peak)
         if memory_limit is None or peak <= memory_limit:
             status = assignment.status
             if status is Status.OPTIMAL and limit != memory_limit and total > bound:
@@ -106,12 +109,13 @@ def search(
         if limit <= 0:
             break
     raise InfeasibleError(
-        f"{graph.name} on {mesh}: the layouts fit into {memory_limit:,} bytes per device, but not what is needed while "
-        f"they change; allow {peak - (memory_limit or 0):,} bytes more, or use more devices."
+        f"{graph.name} on {mesh}: no plan was found within {memory_limit:,} bytes per device, though that none exists is not "
+        f"proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. Allow that much more, or "
+        "use more devices."
     )
 
 
-def _nothing_found(graph: Graph, mesh: Mesh, assignment: Assignment, memory_limit: int | None) -> Exception:
+def _nothing_found(graph: Graph, mesh: Mesh, assignment: Assignment) -> Exception:
     if assignment.status is Status.INFEASIBLE:
         return InfeasibleError(f"{graph.name} on {mesh}: {assignment.reason}")
     return TimeLimitError(

@@ -43,8 +43,8 @@ class Group:
 def groups_of(graph: Graph) -> dict[str, tuple[Group, ...]]:
     """Value -> its groups in time order.
 
-    A value that is made in the step has at most two: uses in the forward phase, and later ones. A source, which stays
-    in its stored layout throughout, has one per phase. Values without uses are absent.
+    A value that is made in the step, or fed to it, has at most two: uses in the forward phase, and later ones. A state
+    value, which stays in its stored layout throughout, has one per phase. Values without uses are absent.
     """
     end = len(graph.nodes)
     updated: dict[str, list[str]] = {}
@@ -59,11 +59,12 @@ def groups_of(graph: Graph) -> dict[str, tuple[Group, ...]]:
             uses.append(Use(end, OUTPUT))
         uses.extend(Use(end, UPDATE, state) for state in updated.get(name, ()))
         phases += [phases[-1] if phases else "forward"] * (len(uses) - len(phases))
-        if name in graph.producers:
-            made_forward = graph.nodes[graph.producers[name][0]].phase == "forward"
-            keys = ["forward" if made_forward and phase == "forward" else "later" for phase in phases]
-        else:
+        if is_resident(graph, name):
             keys = phases
+        else:
+            producer = graph.producers.get(name)
+            made_forward = producer is None or graph.nodes[producer[0]].phase == "forward"
+            keys = ["forward" if made_forward and phase == "forward" else "later" for phase in phases]
         groups = []
         for key in dict.fromkeys(keys):
             groups.append(Group(tuple(use for use, of in zip(uses, keys) if of == key)))
@@ -74,4 +75,4 @@ def groups_of(graph: Graph) -> dict[str, tuple[Group, ...]]:
 
 def is_resident(graph: Graph, value: str) -> bool:
     """Whether the value stays in its stored layout for the whole step."""
-    return graph.values[value].kind in (*STATE_KINDS, "input")
+    return value not in graph.producers and graph.values[value].kind in STATE_KINDS

@@ -16,11 +16,11 @@ from sbp.planner.strategies import Strategies
 from sbp.planner.uses import groups_of, is_resident
 
 
-def making_seconds(space: LayoutSpace, root: Layout, wanted: frozenset[Layout]) -> float:
-    """The least cost of having all of `wanted`, given `root`: shortest path over sets of layouts at hand."""
+def making_seconds(space: LayoutSpace, root: Layout, wanted: frozenset[Layout], *more_at_hand: Layout) -> float:
+    """The least cost of having all of `wanted`, given what is at hand: shortest path over sets of layouts."""
     # In large spaces at most four layouts beyond root and wanted ones: cheapest trees have one meeting point per target.
     most = len(space.layouts) if len(space.layouts) <= 9 else len(wanted) + 5
-    start = frozenset({root})
+    start = frozenset({root, *more_at_hand})
     best = {start: 0.0}
     queue = [(0.0, 0, start)]
     ticket = 0
@@ -93,7 +93,8 @@ def best_by_enumeration(strategies: Strategies) -> tuple[float, Decisions]:
         best = making_seconds(space, made, first) + making_seconds(space, made, rest[0]), None
         if not resident or phases[1] == "backward":
             for keep in first:
-                cost = making_seconds(space, made, first) + making_seconds(space, keep, rest[0])
+                again = making_seconds(space, keep, rest[0], *((made,) if resident else ()))
+                cost = making_seconds(space, made, first) + again
                 if cost < best[0]:
                     best = cost, keep
         return best[0] + sum(making_seconds(space, made, group) for group in rest[1:]), best[1]

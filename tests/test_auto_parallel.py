@@ -46,7 +46,12 @@ def test_two_arguments_suffice():
 
 
 def test_meshes_respect_the_nodes():
-    assert [mesh.shape for mesh in candidate_meshes(Cluster.preset("a100-80g", nodes=2))] == [(2, 8), (4, 4), (8, 2), (16,)]
+    assert [mesh.shape for mesh in candidate_meshes(Cluster.preset("a100-80g", nodes=2))] == [
+        (2, 8),
+        (4, 4),
+        (8, 2),
+        (16,),
+    ]
     assert [mesh.shape for mesh in candidate_meshes(Cluster.preset("a100-80g", nodes=1))] == [(2, 4), (4, 2), (8,)]
     for mesh in candidate_meshes(Cluster.preset("a100-80g", nodes=3, devices_per_node=4)):
         assert mesh.size == 12 and (mesh.ndim == 1 or 4 % mesh.shape[1] == 0 or mesh.shape[1] % 4 == 0)
@@ -240,7 +245,9 @@ def test_baselines_are_what_they_are_called():
     assert all(data.layouts[name] == Layout.parse("S(0)") for name in data.graph.inputs)
     assert {step.kind for step in data.boxing if step.phase == "backward"} <= {"all_reduce"}
     sharded = plans["ZeRO-3 / FSDP"]
-    assert all(not sharded.layouts[n].is_broadcast for n in sharded.graph.parameters if max(sharded.graph.values[n].shape) >= 4)
+    assert all(
+        not sharded.layouts[n].is_broadcast for n in sharded.graph.parameters if max(sharded.graph.values[n].shape) >= 4
+    )
     tensor = plans["tensor parallel"]
     for layer in range(2):
         assert tensor.layouts[f"h.{layer}.mlp.fc.weight"] == Layout.parse("S(0)")
@@ -251,6 +258,8 @@ def test_baselines_are_what_they_are_called():
 
 
 def test_three_axes():
-    plan = auto_parallel("tiny-mlp", Cluster.preset("a100-80g", nodes=1), batch=8, mesh=Mesh((2, 2, 2), ("a", "b", "c")))
+    plan = auto_parallel(
+        "tiny-mlp", Cluster.preset("a100-80g", nodes=1), batch=8, mesh=Mesh((2, 2, 2), ("a", "b", "c"))
+    )
     assert plan.status is Status.OPTIMAL
     assert plan.verify().passed

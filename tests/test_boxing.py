@@ -4,6 +4,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from enumerate_plans import making_seconds
 
 from sbp.layout import Broadcast, Layout, Partial, Split
 from sbp.mesh import Mesh
@@ -11,7 +12,6 @@ from sbp.operator import TensorType
 from sbp.planner.boxing import BoxingTable, is_contiguous_step, step_kind
 from sbp.planner.cluster import Cluster
 from sbp.planner.cost import AnalyticCostModel
-from tests.enumerate_plans import making_seconds
 
 MESHES = [Mesh((2,)), Mesh((2, 4)), Mesh((3, 2)), Mesh((2, 2, 2))]
 
@@ -89,7 +89,11 @@ def test_hierarchical_all_reduce_is_found():
     costs = AnalyticCostModel(Cluster.preset("a100-80g", nodes=2))
     space = BoxingTable(mesh, costs).space(TensorType((4096, 4096), "f32"))
     steps = space.path(Layout.parse("P, P"), Layout.parse("B, B"))
-    assert [(step.kind, step.mesh_axis) for step in steps] == [("reduce_scatter", 1), ("all_reduce", 0), ("all_gather", 1)]
+    assert [(step.kind, step.mesh_axis) for step in steps] == [
+        ("reduce_scatter", 1),
+        ("all_reduce", 0),
+        ("all_gather", 1),
+    ]
 
 
 @pytest.mark.parametrize("mesh", [Mesh((4,)), Mesh((2, 2))], ids=str)
@@ -109,6 +113,17 @@ def test_trees_are_the_cheapest(mesh):
                     assert step.before == space.layouts[root] or step.before in tree
 
 
+def test_trees_with_a_second_layout_at_hand():
+    space = table(Mesh((4,))).space(TensorType((12, 8), "f32"))
+    for root, other in product(range(len(space.layouts)), repeat=2):
+        for targets in combinations(range(len(space.layouts)), 2):
+            wanted = frozenset(space.layouts[number] for number in targets)
+            least = making_seconds(space, space.layouts[root], wanted, space.layouts[other])
+            assert space.forest_seconds(root, targets)[other] == pytest.approx(least, rel=1e-9, abs=1e-15)
+            steps = space.tree(space.layouts[root], wanted, space.layouts[other])
+            assert sum(step.seconds for step in steps.values()) == pytest.approx(least, rel=1e-9, abs=1e-15)
+
+
 def test_bytes_are_those_of_the_largest_shard():
     space = table(Mesh((3, 2))).space(TensorType((7, 5), "f32"))
     assert space.bytes[space.index[Layout.parse("S(0), B")]] == 3 * 5 * 4
@@ -118,7 +133,5 @@ def test_bytes_are_those_of_the_largest_shard():
 
 def test_one_kind_of_partial_only():
     space = table(Mesh((2, 2))).space(TensorType((4,), "f32"), ("sum", "max"))
-    assert not any(
-        len({sbp.reduce for sbp in layout if isinstance(sbp, Partial)}) > 1 for layout in space.layouts
-    )
+    assert not any(len({sbp.reduce for sbp in layout if isinstance(sbp, Partial)}) > 1 for layout in space.layouts)
     assert Layout.parse("P(max), S(0)") in space.index

@@ -3,18 +3,26 @@
 import random
 
 import pytest
+from enumerate_plans import best_by_enumeration
+from random_graphs import random_graph
 
+from sbp.graph import Graph, Node, Value
+from sbp.layout import Layout
 from sbp.mesh import Mesh
+from sbp.operator import parse_type
 from sbp.planner.boxing import BoxingTable
+from sbp.planner.cluster import Cluster
+from sbp.planner.cost import AnalyticCostModel
+from sbp.planner.decisions import Decisions
 from sbp.planner.formulation import formulate
 from sbp.planner.lowering import lower
 from sbp.planner.memory import memory_profile
+from sbp.planner.pins import Pins
 from sbp.planner.problem import evaluate
 from sbp.planner.search import objective_seconds, search
-from sbp.planner.solver import Limits, Status
+from sbp.planner.solver import Limits, Status, solve
 from sbp.planner.strategies import Strategies
-from tests.enumerate_plans import best_by_enumeration
-from tests.random_graphs import random_graph
+from sbp.rule import Signature
 
 
 class RandomCosts:
@@ -36,7 +44,12 @@ def prepared(seed: int, mesh: Mesh, nodes: int):
     return graph, costs, boxing, Strategies(graph, mesh, costs, boxing)
 
 
-CASES = [(seed, (2,), 5) for seed in range(120)] + [(seed, (4,), 4) for seed in range(120, 200)] + [(seed, (2, 2), 2) for seed in range(200, 212)]
+# Two hundred and twelve graphs; the 2-D mesh has many more plans per graph, so those graphs are smaller.
+CASES = (
+    [(seed, (2,), 5) for seed in range(120)]
+    + [(seed, (4,), 4) for seed in range(120, 200)]
+    + [(seed, (2, 2), 2) for seed in range(200, 212)]
+)
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -129,11 +142,84 @@ def test_problem_memory_never_exceeds_the_plan():
         graph, costs, boxing, strategies = prepared(seed, mesh, 5)
         formulation = formulate(strategies)
         generator = random.Random(seed)
-        from sbp.planner.solver import solve
-
         for _ in range(3):
             limits = Limits(20.0, 1, generator.randrange(1000))
             choice = solve(formulation.problem, limits).choice
             counted = evaluate(formulation.problem, choice).peak
             physical = lower(graph, mesh, formulation.decode(choice), costs, boxing)
             assert counted <= memory_profile(physical).peak_bytes, seed
+
+
+SQUARE = parse_type("f32[8,8]")
+PAIR = Mesh((2,))
+REAL = AnalyticCostModel(Cluster.preset("a100-80g", nodes=1))
+
+
+def small_graph(kinds: dict[str, str], nodes: tuple[Node, ...], outputs: tuple[str, ...], updates=None) -> Graph:
+    return Graph(
+        "small", {name: Value(name, SQUARE, kind) for name, kind in kinds.items()}, nodes, outputs, updates or {}
+    ).validate()
+
+
+class Fixed:
+    """A restriction to one signature per node, and S(0) for all that is stored."""
+
+    def __init__(self, signatures: dict[str, str]) -> None:
+        self.signatures = signatures
+
+    def key(self, graph, node):
+        return node.name
+
+    def allows(self, graph, node, signature):
+        return str(signature) == self.signatures[node.name]
+
+    def allows_source(self, graph, value, layout):
+        return str(layout) == "(S(0))"
+
+    def describe(self, graph, place):
+        return "fixed signatures"
+
+
+def test_a_state_value_is_at_hand_beside_the_copy_kept_of_it():
+    kinds = {"w": "parameter", "x": "input", "y": "activation", "a": "gradient", "b": "gradient", "n": "gradient"}
+    nodes = (
+        Node("f", "matmul", ("x", "w"), ("y",)),
+        Node("b1", "matmul", ("y", "w"), ("a",), phase="backward"),
+        Node("b2", "add", ("a", "w"), ("b",), phase="backward"),
+        Node("o", "sub", ("w", "b"), ("n",), phase="optimizer"),
+    )
+    graph = small_graph(kinds, nodes, ("y",), {"w": "n"})
+    split, whole = "(S(0)), (S(0)) -> (S(0))", "(S(0)), (B) -> (S(0))"
+    found = search(graph, PAIR, REAL, None, Limits(20.0), Fixed({"f": whole, "b1": whole, "b2": split, "o": split}))
+    assert found.status is Status.OPTIMAL
+    assert [step.kind for step in found.physical.operations if hasattr(step, "kind")] == ["all_gather"]
+
+
+def test_an_input_is_counted_while_the_plan_holds_it():
+    kinds = {"x": "input", "y": "activation", "z": "activation", "u": "activation"}
+    nodes = (
+        Node("f", "relu", ("x",), ("y",)),
+        Node("f2", "relu", ("y",), ("z",)),
+        Node("f3", "add", ("z", "x"), ("u",)),
+    )
+    graph = small_graph(kinds, nodes, ("u",))
+    pins = Pins(graph, PAIR, {"x": "B", "y": "S(0)", "z": "S(1)", "u": "S(0)"})
+    peak = memory_profile(search(graph, PAIR, REAL, None, Limits(20.0), pins).physical).peak_bytes
+    assert memory_profile(search(graph, PAIR, REAL, peak, Limits(20.0), pins).physical).peak_bytes == peak
+
+
+def test_what_is_kept_is_made_before_the_forward_phase_lets_go():
+    kinds = {"x": "input", "y": "activation", "z": "activation", "g": "gradient", "h": "gradient"}
+    nodes = (
+        Node("f", "relu", ("x",), ("y",)),
+        Node("f2", "relu", ("y",), ("z",)),
+        Node("b0", "relu", ("z",), ("h",), phase="backward"),
+        Node("b", "relu", ("y",), ("g",), phase="backward"),
+    )
+    graph = small_graph(kinds, nodes, ("g", "h"))
+    whole, split = Layout.parse("B"), Layout.parse("S(0)")
+    same = Signature((whole,), (whole,))
+    signatures = {"f": same, "f2": same, "b0": same, "b": Signature((split,), (split,))}
+    decisions = Decisions({"x": whole}, signatures, {"g": split, "h": whole}, {"y": split}).check(graph, PAIR)
+    operations = lower(graph, PAIR, decisions, REAL, BoxingTable(PAIR, REAL)).operations
+    assert [getattr(item, "node", "slice") for item in operations] == ["f", "f2", "slice", "b0", "b"]
