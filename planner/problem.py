@@ -180,7 +180,9 @@ class ProblemBuilder:
         where = f"node {node} ({name})" if name else f"node {node}"
         array = _checked_costs(costs, f"costs of {where}")
         if array.ndim != 1 or array.size == 0:
-            raise ProblemError(f"costs of {where}: expected one cost per strategy, at least one; got shape {array.shape}")
+            raise ProblemError(
+                f"costs of {where}: expected one cost per strategy, at least one; got shape {array.shape}"
+            )
         if labels is not None and len(labels) != array.size:
             raise ProblemError(f"labels of {where}: {len(labels)} labels for {array.size} strategies")
         self._costs.append(array)
@@ -210,7 +212,9 @@ class ProblemBuilder:
         """Price the pair of strategies of two nodes with ``table[strategy of first, strategy of second]``."""
         for node in (first, second):
             if not 0 <= node < len(self._costs):
-                raise ProblemError(f"edge {len(self._edges)}: node {node} does not exist; add_node returned 0 to {len(self._costs) - 1}")
+                raise ProblemError(
+                    f"edge {len(self._edges)}: node {node} does not exist; add_node returned 0 to {len(self._costs) - 1}"
+                )
         if first == second:
             raise ProblemError(f"edge {len(self._edges)}: both ends are {self._where(first)}; put the cost on the node")
         index = self._table_index(table, len(self._edges))
@@ -275,7 +279,9 @@ def check_totals(problem: Problem) -> None:
     finite = problem.costs[~problem.forbidden_costs()]
     values = problem.table_values
     tables = values[values < FORBIDDEN_INTEGER] if problem.is_integer else values[np.isfinite(values)]
-    total = np.abs(finite.astype(np.float64)).sum() + problem.edge_count * (np.abs(tables.astype(np.float64)).max() if tables.size else 0.0)
+    total = np.abs(finite.astype(np.float64)).sum() + problem.edge_count * (
+        np.abs(tables.astype(np.float64)).max() if tables.size else 0.0
+    )
     if not np.isfinite(total):
         raise ProblemError("costs: their sum overflows float64; give them in a larger unit")
 
@@ -294,7 +300,9 @@ def _checked_costs(values, field_name: str) -> np.ndarray:
     elif array.dtype.kind == "f":
         array = array.astype(np.float64)
         if np.isnan(array).any():
-            raise ProblemError(f"{field_name}: contains NaN at {tuple(int(i) for i in np.argwhere(np.isnan(array))[0])}")
+            raise ProblemError(
+                f"{field_name}: contains NaN at {tuple(int(i) for i in np.argwhere(np.isnan(array))[0])}"
+            )
         if np.isneginf(array).any():
             raise ProblemError(f"{field_name}: contains -inf; only +inf (forbidden) is allowed")
     else:
@@ -385,7 +393,9 @@ def checked_choice(problem: Problem, choice) -> np.ndarray:
     wrong = np.flatnonzero((chosen < 0) | (chosen >= sizes))
     if wrong.size:
         node = int(wrong[0])
-        raise ProblemError(f"choice: {problem.node_name(node)} has {sizes[node]} strategies, index {chosen[node]} is out of range")
+        raise ProblemError(
+            f"choice: {problem.node_name(node)} has {sizes[node]} strategies, index {chosen[node]} is out of range"
+        )
     return chosen.astype(np.int64)
 
 
@@ -394,7 +404,9 @@ def _cost(problem: Problem, chosen: np.ndarray) -> int | float:
     tables = problem.edge_tables
     if tables.size:
         rows, columns = chosen[problem.edge_nodes[:, 0]], chosen[problem.edge_nodes[:, 1]]
-        edge_values = problem.table_values[problem.table_offsets[tables] + rows * problem.table_shapes[tables, 1] + columns]
+        edge_values = problem.table_values[
+            problem.table_offsets[tables] + rows * problem.table_shapes[tables, 1] + columns
+        ]
     else:
         edge_values = problem.table_values[:0]
     values = np.concatenate([node_values, edge_values])
@@ -412,7 +424,11 @@ def usage_profile(problem: Problem, choice) -> tuple[np.ndarray, np.ndarray]:
     """Times at which the load changes and the load (bytes) from each of them on; both empty without pieces."""
     chosen = np.asarray(choice, dtype=np.int64)
     start, stop = problem.piece_intervals[:, 0], problem.piece_intervals[:, 1]
-    used = problem.piece_usages[problem.piece_offsets[:-1] + chosen[problem.piece_nodes]] if len(start) else problem.piece_usages
+    used = (
+        problem.piece_usages[problem.piece_offsets[:-1] + chosen[problem.piece_nodes]]
+        if len(start)
+        else problem.piece_usages
+    )
     counts = stop > start
     times, where = np.unique(np.concatenate([start[counts], stop[counts]]), return_inverse=True)
     change = np.zeros(len(times), np.int64)

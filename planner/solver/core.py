@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-
 from sbp.planner.solver.reducer import FORBIDDEN_COST, SWITCH_ALL, Reducer
 from sbp.planner.solver.scale import IntegerProblem
 
@@ -65,6 +64,16 @@ class Core:
             np.add.at(change, self.piece_rows[:, 1], -used)
         return np.cumsum(change)[:-1]
 
+    def worst_cost(self) -> int:
+        """No allowed choice costs more (constant included)."""
+        if not self.node_count:
+            return self.constant
+        total = int(np.maximum.reduceat(self.costs, self.node_offsets[:-1]).sum()) + self.constant
+        if len(self.edge_nodes):
+            allowed = np.where(self.table_values < FORBIDDEN_COST // 2, self.table_values, 0)
+            total += int(np.maximum.reduceat(allowed, self.table_offsets[:-1]).sum())
+        return total
+
     def overflow(self, choice: np.ndarray) -> int:
         """Bytes over the capacity at the worst row (0 when feasible)."""
         return int(np.maximum(self.loads(choice) - self.capacities, 0).max(initial=0))
@@ -72,28 +81,41 @@ class Core:
 
 @dataclass(eq=False)
 class Reduction:
-    """A problem and what the exact reductions made of it. `shrink` goes on from there; `undo` maps choices back."""
+    """A problem and what the exact reductions made of it. `shrink` goes on from there; `undo` maps choices back.
 
-    problem: IntegerProblem
+    With a `parent`, the problem that was reduced is the parent's core, and `undo` goes all the way back.
+    """
+
     reducer: Reducer
     core: Core
     feasible: bool
+    node_count: int
+    parent: Reduction | None = None
 
     def undo(self, choice: np.ndarray) -> np.ndarray:
         """The full choice (original strategies) for a choice of the core's strategies."""
-        full = np.zeros(self.problem.node_count, np.int32)
+        full = np.zeros(self.node_count, np.int32)
         core = self.core
         full[core.nodes] = core.original[core.node_offsets[:-1] + choice]
-        return self.reducer.undo(full).astype(np.int64)
+        whole = self.reducer.undo(full).astype(np.int64)
+        return whole if self.parent is None else self.parent.undo(whole)
 
     def project(self, full: np.ndarray) -> np.ndarray | None:
         """The core's choice that agrees with a full one, or None where a strategy of it was removed."""
+        if self.parent is not None:
+            inner = self.parent.project(full)
+            if inner is None:
+                return None
+            full = inner
         core = self.core
-        wanted = np.repeat(full[core.nodes], core.sizes)
-        hits = np.flatnonzero(core.original == wanted)
+        hits = np.flatnonzero(core.original == np.repeat(full[core.nodes], core.sizes))
         if len(hits) != core.node_count:
             return None
         return (hits - core.node_offsets[:-1]).astype(np.int32)
+
+    def rows(self) -> np.ndarray:
+        """The core's rows as numbers of the original problem's rows."""
+        return self.core.rows if self.parent is None else self.parent.rows()[self.core.rows]
 
     def shrink(
         self,
@@ -101,7 +123,7 @@ class Reduction:
         forbidden_entries: np.ndarray | None = None,
         out_of_time: Callable[[], bool] | None = None,
     ) -> Reduction:
-        """Forbid strategies (bool per strategy of the core) and pairs (bool per table entry) and reduce again, in place."""
+        """Forbid strategies (bool per strategy of the core) and pairs (bool per table entry) and reduce on, in place."""
         core = self.core
         if forbidden_entries is not None and forbidden_entries.any():
             where = np.flatnonzero(forbidden_entries)
@@ -120,25 +142,39 @@ class Reduction:
             node = np.searchsorted(core.node_offsets, where, side="right") - 1
             self.reducer.forbid(core.nodes[node].astype(np.int32), (where - core.node_offsets[node]).astype(np.int32))
         feasible = self.reducer.run(out_of_time)
-        return Reduction(self.problem, self.reducer, Core(**self.reducer.extract()) if feasible else core, feasible)
+        return Reduction(
+            self.reducer, Core(**self.reducer.extract()) if feasible else core, feasible, self.node_count, self.parent
+        )
 
 
-def reduced(problem: IntegerProblem, switches: int = SWITCH_ALL, out_of_time: Callable[[], bool] | None = None) -> Reduction:
-    """Apply the exact reductions until nothing changes."""
+def reduced(
+    problem: IntegerProblem | Reduction, switches: int = SWITCH_ALL, out_of_time: Callable[[], bool] | None = None
+) -> Reduction:
+    """Apply the exact reductions until nothing changes.
+
+    A `Reduction` is copied: reducing the copy further leaves it as it is.
+    """
+    if isinstance(problem, Reduction):
+        core, parent = problem.core, problem
+        edge_tables = np.arange(len(core.edge_nodes), dtype=np.int32)
+        arrays: Core | IntegerProblem = core
+    else:
+        parent, edge_tables, arrays = None, problem.edge_tables, problem
     reducer = Reducer(
-        problem.node_offsets,
-        problem.costs,
-        problem.edge_nodes,
-        problem.edge_tables,
-        problem.table_offsets,
-        problem.table_values,
-        problem.piece_nodes,
-        problem.piece_rows,
-        problem.piece_offsets,
-        problem.piece_usages,
-        problem.capacities,
+        arrays.node_offsets,
+        arrays.costs,
+        arrays.edge_nodes,
+        edge_tables,
+        arrays.table_offsets,
+        arrays.table_values,
+        arrays.piece_nodes,
+        arrays.piece_rows,
+        arrays.piece_offsets,
+        arrays.piece_usages,
+        arrays.capacities,
         switches,
     )
+    if parent is not None:
+        reducer.constant = parent.core.constant
     feasible = reducer.run(out_of_time)
-    core = Core(**reducer.extract())
-    return Reduction(problem, reducer, core, feasible)
+    return Reduction(reducer, Core(**reducer.extract()), feasible, arrays.node_count, parent)

@@ -1,19 +1,24 @@
 """The residual problem as an integer program (local polytope: node variables integer, pair variables continuous), by OR-Tools.
 
-Memory rows are added lazily: only those that a solution violates. A *budget row* may state that no better choice can use
-strategies whose reduced costs add up to more than the gap; it is redundant, and it makes branching strong.
+Memory rows are added lazily: those with a price first, then those that a solution violates. With reduced costs from the
+dual the objective is written in them: every coefficient is then >= 0 and at most the gap, and the cutoff becomes a *budget row*
+over strategies, pairs and the priced slack of the rows, which makes branching strong.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
+import os
+import sys
 from dataclasses import dataclass
 
 import numpy as np
-
 from sbp.planner.solver.core import Core
+from sbp.planner.solver.fixing import ReducedCosts
 from sbp.planner.solver.reducer import FORBIDDEN_COST
+from sbp.planner.solver.result import Clock
 
 HALF = FORBIDDEN_COST // 2
 
@@ -31,25 +36,13 @@ class IlpResult:
     rows_used: int
 
 
-@dataclass(frozen=True, eq=False)
-class Budget:
-    """Reduced costs (per strategy, per table entry; integers >= 0) over a bound: their sum over a choice is at most `room`.
-
-    `row_prices` (per row, >= 0, float) multiply the slack of the rows, which is part of the sum.
-    """
-
-    strategy: np.ndarray
-    entry: np.ndarray
-    room: float
-    row_prices: np.ndarray | None = None
-
-
 @dataclass(eq=False)
 class _Model:
-    """Columns: one per strategy, then one per allowed table entry. Rows as (columns, values, low, high)."""
+    """Columns: one per strategy, one per allowed table entry (up to `pair_end`), then slacks."""
 
     columns: int
     integer: int
+    pair_end: int
     objective: np.ndarray
     entry_column: np.ndarray
     row_index: list[np.ndarray]
@@ -69,14 +62,17 @@ class _Model:
         self.row_count += len(low)
 
 
-def _base_model(core: Core, scale: float, pairs_integer: bool) -> _Model:
+def _base_model(core: Core, costs: np.ndarray, entries: np.ndarray, pairs_integer: bool) -> _Model:
+    """Columns for strategies and allowed table entries at the given (scaled) costs, tied by the local polytope."""
     strategies = core.strategy_count
     allowed = core.table_values < HALF
     entry_column = np.full(len(core.table_values), -1, np.int64)
     entry_column[allowed] = strategies + np.arange(int(allowed.sum()))
-    objective = np.concatenate([core.costs, core.table_values[allowed]]).astype(np.float64) * scale
+    objective = np.concatenate([costs, entries[allowed]])
     columns = len(objective)
-    model = _Model(columns, columns if pairs_integer else strategies, objective, entry_column, [], [], [], [], [])
+    model = _Model(
+        columns, columns if pairs_integer else strategies, columns, objective, entry_column, [], [], [], [], []
+    )
     sizes = core.sizes
     node_of = np.repeat(np.arange(core.node_count), sizes)
     model.add(node_of, np.arange(strategies), np.ones(strategies), np.ones(core.node_count), np.ones(core.node_count))
@@ -107,9 +103,8 @@ def row_usages(core: Core, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
     first = np.searchsorted(ordered, core.piece_rows[:, 0])
     last = np.searchsorted(ordered, core.piece_rows[:, 1])
     pieces = np.flatnonzero(last > first)
-    sizes = core.sizes[core.piece_nodes[pieces]]
     hits, strategies, amounts = [], [], []
-    for piece, size in zip(pieces.tolist(), sizes.tolist()):
+    for piece in pieces.tolist():
         covered = order[first[piece] : last[piece]]
         usage = core.piece_usages[core.piece_offsets[piece] : core.piece_offsets[piece + 1]]
         used = np.flatnonzero(usage)
@@ -127,40 +122,40 @@ def row_usages(core: Core, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
     return unique // core.strategy_count, unique % core.strategy_count, total
 
 
-def _add_rows(model: _Model, core: Core, rows: np.ndarray) -> None:
+def _add_rows(model: _Model, core: Core, rows: np.ndarray, prices: np.ndarray | None) -> None:
+    """Memory rows; a row with a price (scaled cost per byte) gets a slack column that pays it."""
     where, strategy, amount = row_usages(core, rows)
-    if not len(where):
-        return
     starts = np.searchsorted(where, np.arange(len(rows)))
     stops = np.searchsorted(where, np.arange(len(rows)), side="right")
     values = np.empty(len(where))
     high = np.empty(len(rows))
+    low = np.full(len(rows), -np.inf)
+    slack_rows, slack_values, slack_prices = [], [], []
     for index in range(len(rows)):
         piece = slice(starts[index], stops[index])
         # Whole multiples of a common divisor keep small coefficients exact in floating point.
         divisor = int(np.gcd.reduce(amount[piece])) if stops[index] > starts[index] else 1
-        capacity = int(core.capacities[rows[index]]) // divisor
-        whole = amount[piece] // divisor
-        factor = 1.0 if capacity < 10**6 else 10.0**6 / capacity
-        values[piece] = whole * factor
-        high[index] = (capacity + 0.5 if capacity < 10**6 else capacity) * factor
-    model.add(where, strategy, values, np.full(len(rows), -np.inf), high)
-
-
-def _add_budget(model: _Model, core: Core, budget: Budget) -> None:
-    used = np.flatnonzero(budget.strategy)
-    columns = [used]
-    values = [budget.strategy[used].astype(np.float64)]
-    entries = np.flatnonzero((model.entry_column >= 0) & (budget.entry > 0))
-    columns.append(model.entry_column[entries])
-    values.append(budget.entry[entries].astype(np.float64))
-    column, value = np.concatenate(columns), np.concatenate(values)
-    scale = 1000.0 / max(budget.room, 1.0)
-    # Anything above the room excludes its column alone; larger coefficients only hurt the numerics.
-    value = np.minimum(value * scale, 2000.0)
+        capacity = int(core.capacities[rows[index]])
+        units = capacity // divisor
+        factor = 1.0 if units < 10**6 else 10.0**6 / units
+        values[piece] = amount[piece] // divisor * factor
+        high[index] = units * factor
+        if prices is not None and prices[index] > 0:
+            # slack in bytes / divisor; what the rounded capacity gives away is paid in the offset by the caller
+            high[index] = low[index] = capacity / divisor * factor
+            slack_rows.append(index)
+            slack_values.append(factor)
+            slack_prices.append(prices[index] * divisor)
+    columns = np.concatenate([strategy, model.columns + np.arange(len(slack_rows))])
     model.add(
-        np.zeros(len(column), np.int64), column, value, np.array([-np.inf]), np.array([budget.room * scale * (1 + 1e-9) + 1e-6])
+        np.concatenate([where, np.array(slack_rows, np.int64)]),
+        columns,
+        np.concatenate([values, np.array(slack_values)]),
+        low,
+        high,
     )
+    model.objective = np.concatenate([model.objective, np.array(slack_prices)])
+    model.columns += len(slack_rows)
 
 
 def violated_rows(core: Core, choice: np.ndarray, most: int = 64) -> np.ndarray:
@@ -183,8 +178,7 @@ def solve_ilp(
     seed: int = 0,
     cutoff: int | None = None,
     rows: np.ndarray | None = None,
-    budget: Budget | None = None,
-    magnitude: float | None = None,
+    reduced: ReducedCosts | None = None,
 ) -> IlpResult:
     """Solve the core by OR-Tools.
 
@@ -196,35 +190,38 @@ def solve_ilp(
     cutoff : int or None
         Look only for choices of at most this cost (constant included).
     rows : int array or None
-        Memory rows to start with; others are added when violated. None starts with none.
-    magnitude : float or None
-        Size of the objective values that matter; costs are scaled so that it becomes 1e6. None: from the costs.
+        Memory rows to start with; others are added when violated.
+    reduced : ReducedCosts or None
+        Write the objective in these (see the module); needs a cutoff.
     """
-    from sbp.planner.solver.result import Clock
-
     clock = Clock(time_limit)
-    trivial = core.constant
     if core.node_count == 0:
-        return IlpResult(np.empty(0, np.int64), trivial, cutoff is None or trivial <= cutoff, 0)
-    if magnitude is None:
-        if cutoff is not None:
-            magnitude = max(1.0, float(cutoff - core.constant))
-        else:
-            finite = core.costs[core.costs < HALF]
-            magnitude = max(1.0, float(finite.max(initial=0)) * math.sqrt(core.node_count))
-    scale = 1.0 if solver == "cp-sat" and magnitude < 2**50 else min(1.0, 1e6 / magnitude)
+        return IlpResult(np.empty(0, np.int64), core.constant, True, 0)
     active = np.unique(rows).astype(np.int64) if rows is not None else np.empty(0, np.int64)
-    lower = trivial
+    if reduced is None:
+        offset, costs, entries = core.constant, core.costs.astype(np.float64), core.table_values.astype(np.float64)
+        room = cutoff - offset if cutoff is not None else None
+        size = float(room) if room is not None else float(core.costs.max(initial=0)) * math.sqrt(core.node_count)
+    else:
+        assert cutoff is not None
+        offset, costs, entries = reduced.bound, reduced.strategy + reduced.fraction, reduced.entry.astype(np.float64)
+        room = cutoff - offset
+        size = float(room)
+        active = np.union1d(active, np.flatnonzero(reduced.prices > 0))
+    if room is not None and room < 0:
+        return IlpResult(None, cutoff + 1, True, 0)
+    scale = 1.0 if solver == "cp-sat" and size < 2**50 else min(1.0, 1e5 / max(size, 1.0))
+    extra = 0.0 if reduced is None else reduced.bound_fraction
+    lower = offset if reduced is None else min(offset, cutoff + 1)
     while True:
-        model = _base_model(core, scale, pairs_integer=solver == "cp-sat")
-        if cutoff is not None:
-            finite = np.flatnonzero(model.objective)
-            room = (cutoff - core.constant) * scale
-            model.add(np.zeros(len(finite), np.int64), finite, model.objective[finite], np.array([-np.inf]), np.array([room * (1 + 1e-9) + 1e-6]))
+        model = _base_model(core, costs * scale, entries * scale, pairs_integer=solver == "cp-sat")
         if len(active):
-            _add_rows(model, core, active)
-        if budget is not None:
-            _add_budget(model, core, budget)
+            _add_rows(model, core, active, None if reduced is None else reduced.prices[active] * scale)
+        if room is not None:
+            used = np.flatnonzero(model.objective)
+            top = room * scale * (1 + 1e-9) + 1e-6
+            zeros = np.zeros(len(used), np.int64)
+            model.add(zeros, used, model.objective[used], np.array([-np.inf]), np.array([top]))
         outcome = _run(model, solver, clock.left, threads, seed)
         if outcome is None:
             return IlpResult(None, lower, False, len(active))
@@ -233,24 +230,24 @@ def solve_ilp(
             return IlpResult(None, lower if cutoff is None else cutoff + 1, True, len(active))
         if math.isfinite(bound):
             # The solver's bound is a float: give away its tolerance before rounding up to the integer grid.
-            lower = max(lower, math.ceil((bound - 1e-6 * max(1.0, abs(bound) * 1e-3)) / scale - 1e-6) + core.constant)
-            if cutoff is not None:
-                lower = min(lower, cutoff + 1)
+            proven = math.ceil((bound - 1e-6 - 1e-9 * abs(bound)) / scale + extra - 1e-2) + offset
+            lower = max(lower, proven if cutoff is None else min(proven, cutoff + 1))
         if values is None:
             return IlpResult(None, lower, False, len(active))
         choice = _rounded(core, values)
-        missing = np.setdiff1d(violated_rows(core, choice), active)
         if core.overflow(choice) > 0:
+            missing = np.setdiff1d(violated_rows(core, choice), active)
             if not len(missing) or clock.left <= 0:
                 return IlpResult(None, lower, False, len(active))
             active = np.union1d(active, missing)
             continue
-        if core.cost(choice) >= HALF:
+        cost = core.cost(choice)
+        if cost >= HALF:
             return IlpResult(None, lower, False, len(active))
         finished = kind == "optimal"
-        if finished:
-            lower = max(lower, core.cost(choice)) if abs(core.cost(choice) - lower) * scale < 1e-3 else lower
-        return IlpResult(choice, min(lower, core.cost(choice)), finished, len(active))
+        if finished and (cost - lower) * scale < 2e-6 + 2e-9 * size * scale:
+            lower = cost
+        return IlpResult(choice, min(lower, cost), finished, len(active))
 
 
 def _rounded(core: Core, values: np.ndarray) -> np.ndarray:
@@ -271,7 +268,9 @@ def _run(model: _Model, solver: str, time_limit: float, threads: int, seed: int)
     proto = model_pb2.ModelProto()
     proto.variables.ids.extend(range(model.columns))
     proto.variables.lower_bounds.extend(np.zeros(model.columns))
-    proto.variables.upper_bounds.extend(np.ones(model.columns))
+    upper = np.ones(model.columns)
+    upper[model.pair_end :] = np.inf
+    proto.variables.upper_bounds.extend(upper)
     integers = np.zeros(model.columns, bool)
     integers[: model.integer] = True
     proto.variables.integers.extend(integers.tolist())
@@ -297,7 +296,8 @@ def _run(model: _Model, solver: str, time_limit: float, threads: int, seed: int)
     )
     if solver == "highs":
         parameters.highs.double_options["mip_feasibility_tolerance"] = 1e-7
-    result = mathopt.solve(mathopt.Model.from_model_proto(proto), kinds[solver], params=parameters)
+    with quiet_stdout():
+        result = mathopt.solve(mathopt.Model.from_model_proto(proto), kinds[solver], params=parameters)
     reason = result.termination.reason
     if reason == mathopt.TerminationReason.INFEASIBLE:
         return "infeasible", None, math.inf
@@ -307,3 +307,18 @@ def _run(model: _Model, solver: str, time_limit: float, threads: int, seed: int)
         array = np.fromiter(found.values(), np.float64, len(found))
         return ("optimal" if reason == mathopt.TerminationReason.OPTIMAL else "feasible"), array, bound
     return "unknown", None, bound
+
+
+@contextlib.contextmanager
+def quiet_stdout():
+    """HiGHS prints progress of its heuristics to file descriptor 1 whatever it is told; stdout belongs to our output."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(nowhere)

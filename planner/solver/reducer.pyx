@@ -85,7 +85,7 @@ cdef class Reducer:
     cdef int64_t *scratch
     cdef int32_t *scratch_index
     cdef size_t scratch_room
-    cdef readonly object constant
+    cdef public object constant
     cdef readonly bint infeasible
     cdef readonly str infeasible_because
     cdef readonly int infeasible_node, infeasible_row

@@ -9,7 +9,6 @@ from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
-
 from sbp.planner.problem import Problem
 
 

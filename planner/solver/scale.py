@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-
 from sbp.planner.problem import FORBIDDEN_INTEGER, Problem
 from sbp.planner.solver.reducer import FORBIDDEN_COST
 
@@ -55,7 +54,11 @@ class IntegerProblem:
         values = self.costs[self.node_offsets[:-1] + choice]
         if len(self.edge_tables):
             columns = np.diff(self.node_offsets)[self.edge_nodes[:, 1]]
-            where = self.table_offsets[self.edge_tables] + choice[self.edge_nodes[:, 0]] * columns + choice[self.edge_nodes[:, 1]]
+            where = (
+                self.table_offsets[self.edge_tables]
+                + choice[self.edge_nodes[:, 0]] * columns
+                + choice[self.edge_nodes[:, 1]]
+            )
             values = np.concatenate([values, self.table_values[where]])
         return FORBIDDEN_COST if (values >= FORBIDDEN_COST).any() else int(values.sum())
 
