@@ -182,11 +182,17 @@ class _Server:
 
 def _listen(environment: Environment) -> socket.socket:
     """Listen on the given address only; on all interfaces where this machine knows itself by another address."""
-    for address in (environment.address, ""):
+    failure: OSError | None = None
+    for address, family in (
+        (environment.address, socket.AF_INET),
+        (environment.address, socket.AF_INET6),
+        ("", socket.AF_INET),
+    ):
         try:
-            return socket.create_server((address, environment.port), backlog=environment.size)
+            return socket.create_server((address, environment.port), family=family, backlog=environment.size)
         except OSError as error:
-            failure = error
+            # The first one says most: later ones fail because the address is of the other family.
+            failure = error if failure is None or isinstance(failure, socket.gaierror) else failure
     raise CommunicationError(
         f"rank 0 cannot listen on {environment.address}:{environment.port} ({failure}); set SBP_PORT to a free port in "
         "every process."

@@ -233,6 +233,18 @@ def test_store_waits_for_a_key_and_overwrites():
     assert on_ranks(2, program) == {0: True, 1: True}
 
 
+def test_store_on_an_ipv6_address():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
+            port = listener.getsockname()[1]
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    store = Store(Environment(0, 1, 0, "::1", port), timeout=5)
+    store.set("key", b"value")
+    assert store.get("key") == b"value"
+    store.close()
+
+
 def test_store_errors():
     port = free_port()
     with pytest.raises(CommunicationError, match=f"could not reach rank 0 at 127.0.0.1:{port} within 0.2 seconds"):
