@@ -43,9 +43,7 @@ demo: $(VENV)/core.stamp
 	mkdir -p $(DEMO)
 	$(BIN)/sbp plan gpt2 --cluster a100-80g --nodes 1 --batch 64 --seq 1024 --out $(DEMO)/gpt2.json
 	$(BIN)/sbp plan gpt2 --size layers=2,heads=4,hidden=64,vocabulary=256,positions=64 \
-	  --cluster a100-80g --nodes 1 --devices-per-node 4 --mesh dp=2,tp=2 --batch 8 --seq 32 --out $(DEMO)/small.json \
-	  --pin 'h.*.mlp.act.gelu=S(0), S(2)' --pin 'h.*.attn.attention:out=S(0), S(1)' \
-	  --pin '*.exp_avg*=S(0), B'
+	  --cluster cpu --nodes 1 --devices-per-node 4 --mesh dp=2,tp=2 --batch 8 --seq 32 --out $(DEMO)/small.json
 	$(BIN)/sbp run $(DEMO)/small.json --steps 20 --float64 --compare
 
 test: $(VENV)/test.stamp

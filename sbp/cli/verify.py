@@ -115,7 +115,7 @@ def _planned(
         if given["mesh"] is None:
             raise click.UsageError("a model needs --mesh (such as --mesh 2,2) or --cluster to be planned on.")
         mesh = Mesh.parse(given["mesh"])
-        given = {**given, "cluster": "a100-80g", "nodes": 1, "devices_per_node": mesh.size}
+        given = {**given, "cluster": "cpu", "nodes": 1, "devices_per_node": mesh.size}
     arguments = options.planning_arguments(**given)
     model = _scaled(what, sizes) if scaled else options.resolve_model(what, sizes)
     if scaled:

@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 _ROWS = 40
 """Rows that a folded table shows; what is left out is said."""
 
-_CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top"
-_NUMBER = "padding:2px 10px 2px 0;text-align:right;vertical-align:top;white-space:nowrap"
+_STYLE = (
+    "<style>.sbp-report{font-size:90%;line-height:1.4;max-width:1100px}.sbp-report>div{margin:4px 0}"
+    ".sbp-report table{border-collapse:collapse}"
+    ".sbp-report td,.sbp-report th{padding:2px 10px 2px 0;text-align:left;vertical-align:top}"
+    ".sbp-report .n{text-align:right;white-space:nowrap}</style>"
+)
+"""Names of its own, so that a notebook's other outputs keep their looks."""
 
 
 def layout_html(layout: Layout) -> str:
@@ -92,8 +97,8 @@ def graph_html(graph: Graph) -> str:
 
 
 def _page(parts: Iterable[str]) -> str:
-    inner = "".join(f'<div style="margin:4px 0">{part}</div>' for part in parts)
-    return f'<div style="font-size:90%;line-height:1.4;max-width:1100px">{inner}</div>'
+    inner = "".join(f"<div>{part}</div>" for part in parts)
+    return f'{_STYLE}<div class="sbp-report">{inner}</div>'
 
 
 def _code(name: str) -> str:
@@ -106,14 +111,13 @@ def _fold(title: str, body: str, opened: bool = False) -> str:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], whole: int | None = None) -> str:
     """Cells are HTML; columns that start with `>` hold numbers."""
-    styles = [_NUMBER if name.startswith(">") else _CELL for name in columns]
-    head = "".join(f'<th style="{style}">{escape(name.lstrip(">"))}</th>' for name, style in zip(columns, styles))
+    marks = [' class="n"' if name.startswith(">") else "" for name in columns]
+    head = "".join(f"<th{mark}>{escape(name.lstrip('>'))}</th>" for name, mark in zip(columns, marks))
     body = "".join(
-        "<tr>" + "".join(f'<td style="{style}">{cell}</td>' for cell, style in zip(row, styles)) + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f"<td{mark}>{cell}</td>" for cell, mark in zip(row, marks)) + "</tr>" for row in rows
     )
     left_out = "" if whole is None or whole <= len(rows) else f"<em>and {whole - len(rows)} rows more</em>"
-    return f'<table style="border-collapse:collapse"><tr>{head}</tr>{body}</table>{left_out}'
+    return f"<table><tr>{head}</tr>{body}</table>{left_out}"
 
 
 def _bar(title: str, pieces: Sequence[tuple[str, float, str, str]], whole: float, after: str) -> str:
