@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -33,8 +33,18 @@ COMMANDS = {
 FAULT, INTERRUPTED, READER_GONE = 70, 130, 141
 
 
+class ReaderGone(Exception):
+    """Whoever read stdout has left."""
+
+
 class Commands(click.Group):
     """A group that imports a command's module when it is called, not to list it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise ReaderGone from None  # click would exit with 1, which means something else here
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -90,7 +100,7 @@ def run(arguments: list[str]) -> int:
         code = cli.main(arguments, prog_name="sbp", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGone):
         # Python flushes stdout once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,16 @@ _UNITS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", start=1)
     for name, factor in ((f"{letter}b", 1000**power), (f"{letter}ib", 1024**power), (letter, 1000**power))
 }
+
+
+class Seconds(click.FloatRange):
+    """A finite number; click's own range lets `nan` through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number of seconds.", param, ctx)
+        return found
 
 
 def _together(*options: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
@@ -56,7 +67,7 @@ search_options = _together(
         "--pin", "pins", multiple=True, metavar="'GLOB=S(1), B'", help="Fix the layout of values by name; repeatable."
     ),
     click.option("--memory-limit", metavar="BYTES", help="Per device, such as 40GiB; default what the device has."),
-    click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
+    click.option("--time-limit", type=Seconds(min=0, min_open=True), default=60.0, show_default=True,
                  help="Seconds for all solves together."),
     click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Solver threads."),
     click.option("--seed", type=int, default=0, show_default=True, help="What random choices derive from."),

@@ -31,6 +31,8 @@ def plan(model: str, sizes: tuple[str, ...], out: str | None, as_json: bool, qui
     from sbp.planner.auto_parallel import auto_parallel
 
     arguments = options.planning_arguments(**given)
+    if out is not None:
+        _check_writable(out)
     with progress(quiet) as say:
         found = auto_parallel(options.resolve_model(model, sizes), arguments.pop("cluster"), progress=say, **arguments)
     if out is not None:
@@ -47,3 +49,17 @@ def plan(model: str, sizes: tuple[str, ...], out: str | None, as_json: bool, qui
         from sbp.report.summary import to_json
 
         print_json(to_json(found))
+
+
+def _check_writable(out: str) -> None:
+    """Before a minute of planning, not after it."""
+    import os
+    from pathlib import Path
+
+    from sbp.errors import PlanError
+
+    folder = Path(out).parent
+    if not folder.is_dir():
+        raise PlanError(f"cannot write the plan file {out}: there is no folder {folder}; make it first.")
+    if not os.access(out if Path(out).exists() else folder, os.W_OK):
+        raise PlanError(f"cannot write the plan file {out}: no permission to write it.")

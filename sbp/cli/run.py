@@ -27,7 +27,8 @@ TOLERANCE = {"f64": 1e-9, None: 1e-4}
 @click.argument("plan_file", metavar="PLAN.JSON")
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Training steps.")
 @click.option("--text", type=click.Path(), help="Text file whose bytes are the tokens; default one that Python ships.")
-@click.option("--backend", type=click.Choice(["numpy", "cupy"]), default="numpy", show_default=True)
+@click.option("--backend", type=click.Choice(["numpy", "cupy"]), default="numpy", show_default=True,
+              help="Where arrays live: this machine's memory, or the GPU's (extra cuda).")  # fmt: skip
 @click.option("--comm", type=click.Choice(["inprocess", "mpi", "nccl"]), default="inprocess", show_default=True,
               help="mpi: start under mpirun; nccl: start under torchrun, or with its variables set.")  # fmt: skip
 @click.option("--float64", "double", is_flag=True, help="Compute in float64 in place of the plan's element types.")

@@ -85,7 +85,8 @@ def _is_plan(what: str) -> bool:
         return False
     try:
         with Path(what).open("rb") as file:
-            return b'"nodes"' not in (head := file.read(200)) or b"sbp-plan" in head
+            head = file.read(400)
+            return b'"sbp-plan"' in head or b'"values"' not in head
     except OSError:
         return True  # reading the plan then says what is wrong
 
