@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sbp.errors import GraphError
 from sbp.operator import REGISTRY
 
 
@@ -29,7 +30,7 @@ class TensorMethods:
         return _call("shift", self, amount=-other) if _is_number(other) else _call("sub", self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return _call("shift", _call("neg", self), amount=other)
+        return _call("shift", _call("neg", self), amount=other) if _is_number(other) else _call("sub", other, self)
 
     def __mul__(self, other: Any) -> Any:
         return _call("scale", self, factor=other) if _is_number(other) else _call("mul", self, other)
@@ -40,13 +41,35 @@ class TensorMethods:
         return _call("scale", self, factor=1 / other) if _is_number(other) else _call("div", self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return _call("scale", _call("reciprocal", self), factor=other)
+        if _is_number(other):
+            return _call("scale", _call("reciprocal", self), factor=other)
+        return _call("div", other, self)
 
     def __matmul__(self, other: Any) -> Any:
         return _call("matmul", self, other)
 
+    def __rmatmul__(self, other: Any) -> Any:
+        return _call("matmul", other, self)
+
     def __pow__(self, exponent: float) -> Any:
         return _call("pow", self, exponent=exponent)
+
+    def __getitem__(self, key: Any) -> Any:
+        from sbp.ops.subscript import take
+
+        return take(self, key)
+
+    def __iter__(self) -> Any:
+        return (self[index] for index in range(self.shape[0]))  # type: ignore[attr-defined]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise GraphError(f"{self!r} is a value and cannot be written into; write x = x.updated({key!r}, value).")
+
+    def updated(self, key: Any, value: Any) -> Any:
+        """A tensor like this one with `value`, a number or a tensor, at [key]: what x[key] = value would make of it."""
+        from sbp.ops.subscript import put
+
+        return put(self, key, value)
 
     def reshape(self, *shape: Any) -> Any:
         """The same elements in another shape; one size may be -1."""
@@ -78,7 +101,9 @@ class TensorMethods:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) or (hasattr(value, "item") and getattr(value, "ndim", None) == 0 and not hasattr(value, "__sbp_apply__"))
+    if isinstance(value, (int, float)):
+        return True
+    return hasattr(value, "item") and getattr(value, "ndim", None) == 0 and not hasattr(value, "__sbp_apply__")
 
 
 def _flat(values: tuple[Any, ...]) -> tuple[int, ...]:
