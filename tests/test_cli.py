@@ -63,7 +63,6 @@ def test_every_command_has_help_and_json(name, capsys):
     assert any("--json" in parameter.opts for parameter in command.params)
     silent = [p.opts for p in command.params if isinstance(p, click.Option) and not p.help]
     assert not silent, f"options without help: {silent}"
-    )
     assert run([name, "--help"]) == 0
     assert f"Usage: sbp {name}" in capsys.readouterr().out
 
