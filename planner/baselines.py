@@ -29,7 +29,8 @@ ROW_PARALLEL = re.compile(r"(?:^|\.)(?:proj|o|o_proj|out|fc2|down|down_proj)\.we
 VOCABULARY_PARALLEL = re.compile(
     r"(?:^|\.)(?:wte|tok_embeddings|embed_tokens|word_embeddings|token|lm_head|head|output|decoder)\.weight$"
 )
-"""How Megatron-LM splits a transformer's weights over a tensor-parallel axis (Shoeybi et al. 2019, arXiv:1909.08053)."""
+"""How Megatron-LM splits a transformer's weights over a tensor-parallel axis (Shoeybi et al. 2019, arXiv:1909.08053).
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +140,7 @@ class Styles:
         return all(
             style.source(self.facts, value, layout[axis], self.mesh.shape[axis])
             for axis, style in enumerate(self.styles)
+            if self.mesh.shape[axis] > 1
         )
 
     def describe(self, graph: Graph, place: str) -> str:

@@ -90,7 +90,7 @@ def random_decisions(graph: Graph, mesh: Mesh, seed: int) -> Decisions:
     def stored(value: str) -> Layout:
         rank = len(graph.values[value].shape)
         choices = [f"S({axis})" for axis in range(rank)] + ["B"]
-        return Layout.parse([generator.choice(choices) for _ in mesh.shape])
+        return Layout.parse([generator.choice(choices) for _ in mesh.shape]).normal(mesh.shape)
 
     sources = {value: stored(value) for value in graph.sources}
     decisions = Decisions(sources, signatures, {value: stored(value) for value in graph.outputs})

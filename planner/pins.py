@@ -42,6 +42,7 @@ class Pins:
             for name in names:
                 value = graph.values[name]
                 layout.check(value.shape, mesh.shape, f"pin {pattern!r} on {name}: {value.type} on {mesh}")
+                layout = layout.normal(mesh.shape)
                 if name not in graph.producers and layout.has_partial:
                     raise PlanError(
                         f"pin {pattern!r}: {name} is an input or state and cannot be stored Partial ({layout})."

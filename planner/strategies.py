@@ -17,7 +17,7 @@ from sbp.planner.boxing import BoxingTable, LayoutSpace
 from sbp.rule import BoundRule, Signature
 
 LEAST_FILL = 0.5
-"""Planning leaves out splits whose mean shard is less than half of the largest one: more than half the ranks' time is wasted."""
+"""Planning leaves out splits whose mean shard is less than half of the largest: more than half of the work is waste."""
 
 
 class ComputeCosts(Protocol):
@@ -116,7 +116,7 @@ class Strategies:
         allowed = self._restriction.allows_source if self._restriction else None
         key: Hashable = (type, tuple(sorted(self.reductions[value])))
         if key not in self._sources:
-            self._sources[key] = _frozen([i for i, l in enumerate(spaces.layouts) if self._storable(l, type)])
+            self._sources[key] = _frozen([i for i, layout in enumerate(spaces.layouts) if self._storable(layout, type)])
         numbers = self._sources[key]
         if allowed is None:
             return numbers
@@ -134,10 +134,12 @@ class Strategies:
 
     def storable(self, value: str) -> np.ndarray:
         """Numbers of the layouts without Partial, in which an output may be left."""
-        return _frozen([i for i, layout in enumerate(self.space(value).layouts) if not layout.has_partial])
+        shape = self.mesh.shape
+        layouts = enumerate(self.space(value).layouts)
+        return _frozen([i for i, l in layouts if not l.has_partial and l == l.normal(shape)])
 
     def _storable(self, layout: Layout, type: TensorType) -> bool:
-        if layout.has_partial:
+        if layout.has_partial or layout != layout.normal(self.mesh.shape):
             return False
         local = layout.local_shape(type.shape, self.mesh.shape)
         ways = [1] * len(local)
@@ -177,7 +179,7 @@ class Strategies:
         )
 
     def _reachable(self, node: Node, rule: BoundRule) -> BoundRule:
-        """Without the passings that no input can feed: making a Partial out of a whole tensor only to pass it on never pays."""
+        """Without the passings that no input can feed: making a Partial of a whole tensor only to pass it on never pays."""
         passing = tuple(p for p in rule.passing if _feeds(p.before, p.inputs, node, self.reductions))
         return replace(rule, passing=passing)
 
@@ -187,7 +189,7 @@ def _feeds(before: str, inputs: frozenset[int], node: Node, reductions: Mapping[
 
 
 def possible_reductions(graph: Graph) -> dict[str, frozenset[str]]:
-    """Value -> the reductions by which it can come out Partial: where a rule contracts a dimension, or passes a Partial on."""
+    """Value -> the reductions by which it can come out Partial: a rule contracts a dimension, or passes a Partial on."""
     found: dict[str, frozenset[str]] = {name: frozenset() for name in graph.values}
     for node in graph.nodes:
         rule = graph.rule(node)

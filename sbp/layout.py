@@ -163,6 +163,10 @@ class Layout:
         """The same layout with another SBP on one mesh axis."""
         return Layout(self.axes[:axis] + (sbp,) + self.axes[axis + 1 :])
 
+    def normal(self, mesh_shape: Sequence[int]) -> Layout:
+        """The same layout with B on mesh axes of one rank, where every SBP means the same."""
+        return Layout(tuple(Broadcast() if size == 1 else sbp for sbp, size in zip(self.axes, mesh_shape, strict=True)))
+
     @property
     def is_broadcast(self) -> bool:
         """Every rank holds the whole tensor."""

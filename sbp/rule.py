@@ -172,6 +172,8 @@ class BoundRule:
     def signatures(self, mesh_shape: Sequence[int], least_fill: float = 0.0) -> tuple[Signature, ...]:
         """Every signature on a mesh, each mesh axis choosing in turn; the first is all-broadcast.
 
+        On a mesh axis of one rank, where every SBP means the same, all is B (see `Layout.normal`).
+
         Parameters
         ----------
         mesh_shape
@@ -184,6 +186,11 @@ class BoundRule:
 
     def admits(self, signature: Signature, mesh_shape: Sequence[int]) -> bool:
         """Whether the rule allows the signature on the mesh."""
+        if 1 in mesh_shape:
+            inputs, outputs = (
+                tuple(layout.normal(mesh_shape) for layout in side) for side in (signature.inputs, signature.outputs)
+            )
+            signature = Signature(inputs, outputs)
         return signature in _signature_set(self, tuple(mesh_shape))
 
     def local_sizes(self, signature: Signature, mesh_shape: Sequence[int]) -> dict[str, int]:
@@ -377,6 +384,8 @@ def _axis_choices(rule: BoundRule, sizes: _Sizes, parts: int, least_fill: float)
     """What one mesh axis of `parts` ranks can do, given what the axes to its left have left of each factor."""
     whole = Broadcast()
     yield (whole,) * len(rule.inputs), (whole,) * len(rule.outputs), None
+    if parts == 1:
+        return  # every choice would mean the same
     for number, factor in enumerate(rule.factors):
         if not factor.splittable:
             continue

@@ -113,6 +113,11 @@ def test_dtensor_placements_are_read():
     assert str(Layout.parse(given_by_torch)) == "(S(1), B, P(max), P)"
 
 
+def test_mesh_axes_of_one_rank_are_normalised():
+    assert str(Layout.parse("S(0), S(1), P").normal((1, 2, 1))) == "(B, S(1), B)"
+    assert Layout.parse("S(0), P").normal((2, 2)) == Layout.parse("S(0), P")
+
+
 def test_small_parts():
     layout = Layout.parse("S(0), P, B")
     assert (len(layout), layout[1], list(layout)) == (3, Partial(), [Split(0), Partial(), Broadcast()])
@@ -228,7 +233,8 @@ def test_layouts_that_do_not_fit_are_named(layout, shape, mesh_shape, says):
 
 
 def test_html():
-    assert Layout.parse("S(0), B")._repr_html_() == "<code>(S(0), B)</code>"
+    page = Layout.parse("S(0), P(max)")._repr_html_()
+    assert "(S(0), P(max))" in page and page.count(">S(0)<") == 1 and page.count(">P(max)<") == 1
 
 
 def test_layouts_need_nothing_but_the_standard_library():

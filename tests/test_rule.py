@@ -24,12 +24,9 @@ def spelled(signature):
 
 
 def signature(text):
+    """A signature of one input and one output."""
     left, _, right = text.partition("->")
-    sides = []
-    for side in (left, right):
-        pieces = side.strip().strip(";").split(";") if ";" in side else [side]
-        sides.append(tuple(Layout.parse(piece) for piece in pieces if piece.strip()))
-    return Signature(*sides)
+    return Signature((Layout.parse(left),), (Layout.parse(right),))
 
 
 SUM = Passing(frozenset({0}), frozenset({0}), "sum", "sum")
@@ -107,6 +104,18 @@ def test_several_axes_choose_in_turn():
     assert found == expected
     assert "(S(0), S(1)), (B, S(0)) -> (S(0), P)" in found
     assert "(S(0), S(0)), (B, B) -> (S(0), S(0))" in found
+
+
+def test_axes_of_one_rank_offer_nothing():
+    rule = bound("m k+, k+ n -> m n", [(4, 6), (6, 8)])
+    assert {spelled(one) for one in rule.signatures((1,))} == {"B, B -> B"}
+    wide = {spelled(one) for one in rule.signatures((2, 1))}
+    assert wide == {
+        " -> ".join(", ".join(f"({sbp}, B)" for sbp in side.split(", ")) for side in spelled(one).split(" -> "))
+        for one in rule.signatures((2,))
+    }
+    given_with_splits = Signature((Layout.parse("S(0), S(1)"), Layout.parse("B, B")), (Layout.parse("S(0), P(max)"),))
+    assert rule.admits(given_with_splits, (2, 1)), "what stands on the axis of one rank means B"
 
 
 def test_different_reductions_do_not_meet_in_one_layout():
