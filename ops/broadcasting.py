@@ -24,8 +24,3 @@ def unbroadcast(grad: Any, like: Any) -> Any:
 def of_type(grad: Any, like: Any) -> Any:
     """`grad` in the element type of `like`."""
     return grad if grad.dtype == like.dtype else REGISTRY["cast"](grad, dtype=dtype_named(like.dtype))
-
-
-def wide(xp: Any, x: Any) -> Any:
-    """The array in at least 32 bits, in which sums and exponentials of half precision are formed."""
-    return x.astype(xp.float32) if x.dtype == xp.float16 else x

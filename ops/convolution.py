@@ -12,6 +12,7 @@ from typing import Any
 
 from sbp.errors import GraphError, RuleError
 from sbp.operator import operator
+from sbp.ops.precision import one_type
 from sbp.ops.windows import Windows, per_dimension
 
 
@@ -46,7 +47,7 @@ def _matrix(weight: Any, groups: int) -> Any:
     return weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:]))
 
 
-@operator(_rule, linear="each")
+@operator(_rule, linear="each", dtype=one_type)
 def convolution(xp, x, weight, *, stride=1, padding=0, dilation=1, groups=1):
     """Cross-correlation: x (n, c, *spatial), weight (o, c / groups, *kernel) -> (n, o, *windows).
 
@@ -90,7 +91,7 @@ def _input_gradient_rule(
     return f"n (g o+) {count}, (g o+) c {kernel} -> n (g c) {size}", {"g": groups, **sizes}
 
 
-@operator(_input_gradient_rule, linear="each")
+@operator(_input_gradient_rule, linear="each", dtype=one_type)
 def convolution_input_gradient(xp, grad, weight, *, shape, stride=1, padding=0, dilation=1, groups=1):
     """Gradient of `convolution` for its input of `shape`, which is also the transposed convolution of `grad`."""
     if not grad.size or not weight.size:
@@ -133,7 +134,7 @@ def _weight_gradient_rule(
     return f"n+ (g o) {count}, n+ (g c) {size} -> (g o) c {kernel}", {"g": groups, **sizes}
 
 
-@operator(_weight_gradient_rule, linear="each")
+@operator(_weight_gradient_rule, linear="each", dtype=one_type)
 def convolution_weight_gradient(xp, grad, x, *, shape, stride=1, padding=0, dilation=1, groups=1):
     """Gradient of `convolution` for its weight of `shape`: grad (n, o, *windows), x (n, c, *spatial)."""
     if not grad.size or not x.size or not math.prod(shape):

@@ -7,10 +7,11 @@ from typing import Any
 from sbp.errors import RuleError
 from sbp.operator import TensorType, operator
 from sbp.ops.activation import softplus
-from sbp.ops.broadcasting import of_type, wide
+from sbp.ops.broadcasting import of_type
 from sbp.ops.comparison import equal_number, logical_not
 from sbp.ops.elementwise import abs_, add, cast, clamp, div, exp, log, mul, neg, scale, square, sub
 from sbp.ops.embedding import pick
+from sbp.ops.precision import widen
 from sbp.ops.reduction import max_, mean, sum_
 from sbp.ops.views import unsqueeze
 
@@ -22,7 +23,7 @@ def _wide_type(logits: TensorType, *others: TensorType, **attributes: Any) -> st
 @operator("*b v+, *b -> *b", antitone="maximum", dtype=_wide_type)
 def sum_exp(xp, x, maximum):
     """Sum of exp(x - maximum) over the last dimension: x (*b, v), maximum (*b) -> (*b)."""
-    return xp.sum(xp.exp(wide(xp, x) - wide(xp, maximum)[..., None]), axis=-1)
+    return xp.sum(xp.exp(widen(x) - widen(maximum)[..., None]), axis=-1)
 
 
 sum_exp.flops = lambda elements: 3 * elements
@@ -58,12 +59,12 @@ def log_probability(xp, logits, targets, maximum, sum_exp, *, ignore_index=None,
     """
     size = logits.shape[-1]
     _, here = _kept(targets, offset, size, size if classes is None else classes, ignore_index)
-    zero = xp.zeros((), wide(xp, logits).dtype)
+    zero = xp.zeros((), widen(logits).dtype)
     if size == 0:
         return xp.zeros(targets.shape, zero.dtype)
     place = xp.clip(targets - offset, 0, size - 1)
-    found = wide(xp, xp.take_along_axis(logits, place[..., None], axis=-1)[..., 0])
-    return xp.where(here, found - wide(xp, maximum) - xp.log(sum_exp), zero)
+    found = widen(xp.take_along_axis(logits, place[..., None], axis=-1)[..., 0])
+    return xp.where(here, found - widen(maximum) - xp.log(sum_exp), zero)
 
 
 log_probability.flops = lambda b: 4 * b
@@ -96,7 +97,7 @@ def log_probability_backward(xp, grad, logits, targets, maximum, sum_exp, *, ign
     size = logits.shape[-1]
     counts, here = _kept(targets, offset, size, size if classes is None else classes, ignore_index)
     factor = xp.where(counts, grad, xp.zeros((), grad.dtype))
-    out = xp.exp(wide(xp, logits) - wide(xp, maximum)[..., None])
+    out = xp.exp(widen(logits) - widen(maximum)[..., None])
     out *= -(factor / sum_exp)[..., None]
     if size:
         rows = out.reshape(-1, size)

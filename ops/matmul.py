@@ -6,14 +6,16 @@ import math
 import re
 from typing import Any
 
-from sbp.errors import GraphError, RuleError
+from sbp.errors import RuleError
 from sbp.operator import operator
 from sbp.ops.broadcasting import unbroadcast
+from sbp.ops.precision import one_type
 from sbp.ops.reduction import sum_
-from sbp.ops.views import expand, operand, reshape, transpose
+from sbp.ops.slicing import tril, triu
+from sbp.ops.views import expand, operand, permute, reshape, transpose, unsqueeze
 
 
-@operator("*b m k+, *b k+ n -> *b m n", linear="each")
+@operator("*b m k+, *b k+ n -> *b m n", linear="each", dtype=one_type)
 def matmul(xp, x, w):
     """Batched matrix product: x (*b, m, k), w (*b, k, n) -> (*b, m, n); batch dimensions broadcast."""
     return xp.matmul(x, w)
@@ -38,7 +40,7 @@ matmul.case("f32[2,1,3,2]", "f32[3,2,5]")
 matmul.case("f32[3,1,4]", "f32[3,4,1]")
 
 
-@operator("*b k+, n k+ -> *b n", linear="each")
+@operator("*b k+, n k+ -> *b n", linear="each", dtype=one_type)
 def linear(xp, x, w):
     """Product with a weight in PyTorch's layout: x (*b, k), w (n, k) -> (*b, n)."""
     rows = math.prod(x.shape[:-1])
@@ -60,7 +62,7 @@ linear.case("f32[5]", "f32[3,5]")
 linear.case("f32[1,4,1]", "f32[2,1]")
 
 
-@operator("*b+ n, *b+ k -> n k", linear="each")
+@operator("*b+ n, *b+ k -> n k", linear="each", dtype=one_type)
 def linear_weight_gradient(xp, grad, x):
     """Sum over the batch of outer products: grad (*b, n), x (*b, k) -> (n, k), the weight gradient of `linear`."""
     rows = math.prod(x.shape[:-1])
@@ -83,7 +85,7 @@ linear_weight_gradient.case("f32[5]", "f32[3]")
 linear_weight_gradient.case("f32[1,5,2]", "f32[1,5,1]")
 
 
-@operator("m, n -> m n", linear="each")
+@operator("m, n -> m n", linear="each", dtype=one_type)
 def outer(xp, x, y):
     """Outer product: x (m,), y (n,) -> (m, n)."""
     return x[:, None] * y[None, :]
@@ -140,7 +142,7 @@ def _einsum_moves(*types: Any, subscripts: str) -> str:
     return "all" if len(operands) == 1 and set(_terms(operands[0])) == set(_terms(output)) else ""
 
 
-@operator(_einsum_rule, linear="each", monotone=_einsum_moves)
+@operator(_einsum_rule, linear="each", monotone=_einsum_moves, dtype=one_type)
 def einsum(xp, *operands, subscripts):
     """Einstein summation, such as `einsum(x, y, subscripts="bij,bjk->bik")`; `...` broadcasts."""
     return xp.einsum(subscripts.replace(" ", ""), *operands, optimize=True)
@@ -158,23 +160,42 @@ einsum.flops = _einsum_flops
 @einsum.gradient
 def _(grad, *operands, subscripts):
     parts, output = _einsum_parts(subscripts, len(operands))
-    if any(len(set(_terms(part))) < len(_terms(part)) for part in parts):
-        raise GraphError(f"einsum {subscripts!r}: a letter that an operand repeats (a diagonal) has no gradient here.")
     found = []
     for index, (part, x) in enumerate(zip(parts, operands)):
         others = [(p, o) for k, (p, o) in enumerate(zip(parts, operands)) if k != index]
         known = {term for p in (output, *(p for p, _ in others)) for term in _terms(p)}
         # A letter that only this operand has was summed away: every one of its places gets the same gradient.
-        present = "".join(term for term in _terms(part) if term in known)
+        once = list(dict.fromkeys(_terms(part)))
+        present = "".join(term for term in once if term in known)
         text = ",".join((output, *(p for p, _ in others))) + "->" + present
         piece = einsum(grad, *(o for _, o in others), subscripts=text)
-        sized = _sized(part, x.shape)
+        wanted = _sized(part, x.shape)
+        sized = [item for at, item in enumerate(wanted) if item[0] == "..." or item not in wanted[:at]]
         piece = _summed(piece, tuple(size for term, size in sized if term in known))
-        if present != part:
+        if present != "".join(once):
             piece = reshape(piece, shape=tuple(size if term in known else 1 for term, size in sized))
-            piece = expand(piece, shape=x.shape)
-        found.append(piece)
+            piece = expand(piece, shape=tuple(size for _, size in sized))
+        found.append(_diagonals(piece, sized, wanted))
     return tuple(found)
+
+
+def _diagonals(grad: Any, sized: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> Any:
+    """Dimensions that an operand repeats put back: `grad` on their diagonal, zeros elsewhere."""
+    have = [term for term, _ in sized]
+    for at, (term, size) in enumerate(wanted):
+        if have[at : at + 1] == [term]:
+            continue
+        # The letter again, at its place: as the last two dimensions, of which only the diagonal stays.
+        source, rank = have.index(term), len(have)
+        grad = permute(grad, order=(*(k for k in range(rank) if k != source), source))
+        grad = expand(unsqueeze(grad, axis=rank), shape=(*grad.shape, size))
+        grad = triu(tril(grad))
+        rest = iter(range(rank - 1))
+        back = [rank - 1 if k == source else next(rest) for k in range(rank)]
+        back.insert(at, rank)
+        grad = permute(grad, order=tuple(back))
+        have.insert(at, term)
+    return grad
 
 
 def _sized(part: str, shape: tuple[int, ...]) -> list[tuple[str, int]]:
@@ -199,3 +220,4 @@ einsum.case("f32[3,4]", "f32[5]", "f32[4]", subscripts="ij,k,j->ki")
 einsum.case("f32[2,5,3]", subscripts="...ij->...j")
 einsum.case("f32[1,4,3]", "f32[2,3,5]", subscripts="...ij,...jk->...ik")
 einsum.case("f32[4,4,3]", subscripts="iij->ij")
+einsum.case("f32[3,2,3]", "f32[2,3]", subscripts="iji,ji->j")

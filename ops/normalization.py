@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sbp.errors import RuleError
-from sbp.operator import operator
-from sbp.ops.precision import widen
+from sbp.operator import TensorType, operator
+from sbp.ops.elementwise import floating
+from sbp.ops.precision import one_type, widen
 
 
 def _axis(shape: tuple[int, ...], axis: int) -> int:
@@ -85,7 +86,14 @@ def _batch_axes(x: Any) -> tuple[int, ...]:
     return tuple(range(x.ndim - 1))
 
 
-@operator("*b h^, h^, h^ -> *b h^", linear="weight bias", monotone="bias")
+def _affine_type(x: TensorType, weight: TensorType, bias: TensorType, **_: Any) -> str:
+    """The type of x; weight and bias may have a wider one, both the same."""
+    floating(x, weight)
+    one_type(weight, bias)
+    return x.dtype
+
+
+@operator("*b h^, h^, h^ -> *b h^", linear="weight bias", monotone="bias", dtype=_affine_type)
 def layer_norm(xp, x, weight, bias, *, eps=1e-5):
     """Standardize over the last dimension, then scale and shift: x (*b, h), weight (h,), bias (h,)."""
     centered, inverse = _moments(xp, widen(x), (-1,), eps)
@@ -204,7 +212,7 @@ def _per_channel(parameter: Any, x: Any) -> Any:
     return parameter.reshape(1, x.shape[1], *(1,) * (x.ndim - 2))
 
 
-@operator(_group_rule, linear="weight bias", monotone="bias")
+@operator(_group_rule, linear="weight bias", monotone="bias", dtype=_affine_type)
 def group_norm(xp, x, weight, bias, *, groups, eps=1e-5):
     """Standardize each group of channels of each sample: x (n, c, *spatial), weight and bias (c,)."""
     if not x.size:

@@ -214,13 +214,14 @@ def _scatter_rule(
     return f"{wide}, {narrow}, {narrow} -> {wide}"
 
 
-def _scatter_type(x: TensorType, index: TensorType, source: TensorType, **attributes: Any) -> str:
+def scatter_type(x: TensorType, index: TensorType, source: TensorType, **attributes: Any) -> str:
+    """The element type of x, into which a source of the same type is written; the index holds integers."""
     if is_floating(index.dtype) or index.dtype == "bool" or x.dtype != source.dtype:
         raise RuleError(f"takes integers and two tensors of one element type, got {x}, {index}, {source}")
     return x.dtype
 
 
-@operator(_scatter_rule, linear="x source", monotone="x source|x|source", dtype=_scatter_type)
+@operator(_scatter_rule, linear="x source", monotone="x source|x|source", dtype=scatter_type)
 def scatter(xp, x, index, source, *, axis=-1, offset=0):
     """x with `source` written where `index` says along one dimension; places must differ, others are left out."""
     size = x.shape[axis]

@@ -121,3 +121,25 @@ def test_einsum_flop_and_half_precision_bytes():
     flops, moved = work(ops.einsum, ["bf16[5,3,4]", "bf16[4,6]"], "B; B -> B", subscripts="...ij,jk->...ik")
     assert flops == 2 * 5 * 3 * 4 * 6
     assert moved == 2 * (5 * 3 * 4 + 4 * 6 + 5 * 3 * 6)
+
+
+@pytest.mark.parametrize(
+    "op, types, attributes",
+    [
+        (ops.matmul, ["f32[2,3]", "bf16[3,4]"], {}),
+        (ops.linear, ["bf16[2,3]", "f32[4,3]"], {}),
+        (ops.outer, ["f32[2]", "f64[3]"], {}),
+        (ops.einsum, ["f32[2,3]", "f16[3,4]"], {"subscripts": "ij,jk->ik"}),
+        (ops.convolution, ["f32[1,2,5]", "bf16[3,2,2]"], {}),
+        (ops.layer_norm, ["bf16[2,3]", "f32[3]", "bf16[3]"], {}),
+        (ops.group_norm, ["bf16[2,4]", "f32[4]", "bf16[4]"], {"groups": 2}),
+    ],
+)
+def test_mixed_types_are_refused_before_their_gradients_would_differ(op, types, attributes):
+    with pytest.raises(RuleError, match="different element types.*cast them first"):
+        op.infer([parse_type(text) for text in types], attributes)
+
+
+def test_norms_take_wide_weights():
+    types = [parse_type(text) for text in ("bf16[2,4]", "f32[4]", "f32[4]")]
+    assert [str(t) for t in ops.layer_norm.infer(types, {})] == ["bf16[2,4]"]
