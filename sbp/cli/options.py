@@ -128,7 +128,12 @@ def optimizer_named(name: str | None) -> Optimizer | None:
 
     if name is None:
         return None
-    made = {"adamw": optim.AdamW, "adam": optim.Adam, "sgd": optim.SGD, "momentum": lambda: optim.SGD(momentum=0.9)}
+    made: dict[str, Callable[[], Optimizer]] = {
+        "adamw": optim.AdamW,
+        "adam": optim.Adam,
+        "sgd": optim.SGD,
+        "momentum": lambda: optim.SGD(momentum=0.9),
+    }
     return made[name]()
 
 

@@ -24,8 +24,10 @@ WRONG = 1
 _SLOWER = 100.0
 """The FLOP per byte of a product grows with its widths; tiny ones have about this much less."""
 
-_OF_A_MODEL = ("--mesh", "--cluster", "--nodes", "--devices-per-node", "--batch", "--seq", "--size", "--optimizer")
-_OF_A_MODEL += ("--precision", "--inference", "--pin", "--memory-limit")
+_OF_A_MODEL = frozenset(
+    {"--mesh", "--cluster", "--nodes", "--devices-per-node", "--batch", "--seq", "--size", "--optimizer"}
+    | {"--precision", "--inference", "--pin", "--memory-limit"}
+)
 
 
 @click.command("verify")

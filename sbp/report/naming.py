@@ -43,12 +43,12 @@ def _braces(tuples: list[tuple[int, ...]]) -> list[tuple[str, ...]]:
     if not tuples or not tuples[0]:
         return [()]
     rest: dict[int, list[tuple[int, ...]]] = {}
-    for first, *others in tuples:
-        rest.setdefault(first, []).append(tuple(others))
+    for numbers in tuples:
+        rest.setdefault(numbers[0], []).append(numbers[1:])
     alike: dict[tuple[tuple[str, ...], ...], list[int]] = {}
-    for first, others in rest.items():
-        alike.setdefault(tuple(_braces(others)), []).append(first)
-    return [(_set_text(firsts), *braces) for tails, firsts in alike.items() for braces in tails]
+    for first, tails in rest.items():
+        alike.setdefault(tuple(_braces(tails)), []).append(first)
+    return [(_set_text(firsts), *braces) for endings, firsts in alike.items() for braces in endings]
 
 
 def _set_text(numbers: list[int]) -> str:

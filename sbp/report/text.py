@@ -100,7 +100,7 @@ def what(summary: Summary) -> str:
     words.append(f"{model.get('precision')} precision")
     optimizer = model.get("optimizer")
     if model.get("training"):
-        words.append("AdamW" if not optimizer else str(optimizer.get("name", "own optimizer")))
+        words.append("AdamW" if not optimizer else str(optimizer.get("kind", "an optimizer of its own")))
     return f"{model.get('name', summary.title)}: {', '.join(words)}"
 
 
