@@ -6,7 +6,24 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sbp.ops.elementwise import add, cast, clamp, exp, log, mul, reciprocal, scale, shift, sqrt, square, sub
+from sbp.errors import RuleError
+from sbp.ops.elementwise import (
+    abs_,
+    add,
+    cast,
+    clamp,
+    exp,
+    log,
+    maximum,
+    mul,
+    pow_,
+    reciprocal,
+    scale,
+    shift,
+    sqrt,
+    square,
+    sub,
+)
 from sbp.ops.reduction import max_, mean, min_, sum_
 from sbp.ops.views import detach, normal_axes, reshape
 
@@ -34,28 +51,42 @@ def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     return reshape(total, shape=tuple(size for at, size in enumerate(x.shape) if at not in gone))
 
 
-def norm(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """Euclidean norm over dimensions."""
-    return sqrt(sum_(square(x), axis=axis, keepdims=keepdims))
+def norm(x: Any, axis: Any = None, keepdims: bool = False, order: float = 2) -> Any:
+    """Norm over dimensions: Euclidean, or of another order above 0, `math.inf` for the largest magnitude."""
+    return _root(_powers(x, order, axis, keepdims), order)
 
 
-def global_norm(tensors: Sequence[Any]) -> Any:
-    """Euclidean norm of all elements of several tensors, in single precision or better.
+def global_norm(tensors: Sequence[Any], order: float = 2) -> Any:
+    """Norm of all elements of several tensors (see `norm`), in single precision or better.
 
     Whatever the layouts, every element counts once: the sum over a split dimension is P(sum), one over a repeated
     tensor is not.
     """
     total = None
     for x in tensors:
-        wide = cast(x, dtype="f32") if x.dtype in ("f16", "bf16") else x
-        part = sum_(square(wide))
-        total = part if total is None else add(total, part)
-    return sqrt(total)
+        part = _powers(cast(x, dtype="f32") if x.dtype in ("f16", "bf16") else x, order, None, False)
+        total = part if total is None else maximum(total, part) if order == math.inf else add(total, part)
+    return _root(total, order)
 
 
-def clip_by_global_norm(tensors: Sequence[Any], limit: float) -> tuple[list[Any], Any]:
+def _powers(x: Any, order: float, axis: Any, keepdims: bool) -> Any:
+    """What adds up over the parts of a tensor; for the infinite order what their maximum is taken of."""
+    if not order > 0:
+        raise RuleError(f"norm: the order must be above 0, got {order}")
+    if order == math.inf:
+        return max_(abs_(x), axis=axis, keepdims=keepdims)
+    return sum_(square(x) if order == 2 else pow_(abs_(x), exponent=order), axis=axis, keepdims=keepdims)
+
+
+def _root(total: Any, order: float) -> Any:
+    if order == math.inf:
+        return total
+    return sqrt(total) if order == 2 else pow_(total, exponent=1 / order)
+
+
+def clip_by_global_norm(tensors: Sequence[Any], limit: float, order: float = 2) -> tuple[list[Any], Any]:
     """Tensors scaled so that their common norm is at most `limit` (torch.nn.utils.clip_grad_norm_), and that norm."""
-    found = global_norm(tensors)
+    found = global_norm(tensors, order)
     factor = clamp(scale(reciprocal(shift(found, amount=1e-6)), factor=limit), high=1.0)
     return [mul(x, cast(factor, dtype=x.dtype) if x.dtype != factor.dtype else factor) for x in tensors], found
 

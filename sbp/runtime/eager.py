@@ -289,7 +289,7 @@ def operator_program(
         paths = [_path(table, operands[place].type, operands[place].layout, layout) for place, layout in moves]
         if wanted is not None:
             paths += [_path(table, t, layout, end) for t, layout, end in zip(made, signature.outputs, wanted)]
-        steps = [step for path in paths for step in path]
+        steps = [step for path in paths for step in path if mesh.shape[step.mesh_axis] > 1]
         # Ten digits, so that sums in another order still tie; then fewer steps; then the signature that comes first.
         cost = float(f"{sum(step.seconds for step in steps):.9e}"), len(steps)
         if best is None or cost < best[0]:
@@ -378,11 +378,12 @@ class _Builder:
         for step in self.table.path(start.type, start.layout, layout):
             made = self.register(start.value, start.type, step.after)
             self.operations.append(Box(step.kind, step.mesh_axis, (at,), (made,), "forward", step.seconds, step.bytes))
-            self.records.append(
-                BoxingRecord(
-                    what, start.type, self.mesh, step.before, step.after, step.kind, step.mesh_axis, step.bytes
+            if self.mesh.shape[step.mesh_axis] > 1:  # along an axis of one rank only the name of the layout changes
+                self.records.append(
+                    BoxingRecord(
+                        what, start.type, self.mesh, step.before, step.after, step.kind, step.mesh_axis, step.bytes
+                    )
                 )
-            )
             at = made
         self._boxed[key] = at
         return at
