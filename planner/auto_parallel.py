@@ -196,7 +196,7 @@ def _why_nothing(
     threads: int,
     seed: int,
 ) -> SbpError:
-    """The error to raise when no mesh has a plan: the kind of memory that is missing, the pins that conflict, or the first reason."""
+    """Why no mesh has a plan: the kind of memory that is missing, the pins that conflict, or the first reason given."""
     if all(isinstance(error, TimeLimitError) for error in failures):
         return failures[0]
     needed = state_bytes_per_device(graph, cluster)
@@ -204,9 +204,10 @@ def _why_nothing(
     if total > memory_limit:
         parts = ", ".join(f"{kind} {_gib(size)}" for kind, size in needed.items() if size)
         return InfeasibleError(
-            f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {_gib(memory_limit)} usable each): even cut "
-            f"into {cluster.size} equal shards its state needs {_gib(total)} per device ({parts}), {_gib(total - memory_limit)} too "
-            "much. Use more devices, a device with more memory, a lower precision or an optimizer with less state."
+            f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {_gib(memory_limit)} usable each): "
+            f"even cut into {cluster.size} equal shards its state needs {_gib(total)} per device ({parts}), "
+            f"{_gib(total - memory_limit)} too much. Use more devices, a device with more memory, a lower precision or an "
+            "optimizer with less state."
         )
     first = next(error for error in failures if isinstance(error, InfeasibleError))
     if pins and len(pins) >= 1:
@@ -214,14 +215,14 @@ def _why_nothing(
         if conflict:
             listed = ", ".join(f"{pattern!r}: {Layout.parse(pins[pattern])}" for pattern in conflict)
             return InfeasibleError(
-                f"{graph.name} on {meshes[0]}: no plan satisfies the pins {listed} together; without any one of them there is "
-                f"a plan. {first}"
+                f"{graph.name} on {meshes[0]}: no plan satisfies the pins {listed} together; without any one of them "
+                f"there is a plan. {first}"
             )
     return first
 
 
 def state_bytes_per_device(graph: Graph, cluster: Cluster) -> dict[str, int]:
-    """Kind of state -> bytes per device when every value is cut into equal shards over all devices: the least there can be."""
+    """Kind of state -> the least bytes per device there can be: every value in equal shards over all devices."""
     found = dict.fromkeys(STATE_KINDS, 0)
     for name in graph.state:
         value = graph.values[name]
@@ -238,7 +239,7 @@ def _conflicting_pins(
     threads: int,
     seed: int,
 ) -> tuple[str, ...]:
-    """A minimal set of pins that no plan satisfies, by leaving them out one by one; empty if the pins are not to blame."""
+    """A minimal set of pins that no plan satisfies, by leaving out one by one; empty if the pins are not to blame."""
 
     def feasible(chosen: Mapping[str, str | Layout]) -> bool:
         try:

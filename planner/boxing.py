@@ -57,7 +57,7 @@ def step_kind(before: SBP, after: SBP) -> str | None:
 
 
 def is_contiguous_step(layout: Layout, axis: int, after: SBP) -> bool:
-    """Whether changing `axis` to `after` keeps every rank's shard one box: no axis to the right splits a dimension concerned."""
+    """Whether changing `axis` keeps every rank's shard one box: no axis to the right splits a dimension concerned."""
     concerned = {sbp.axis for sbp in (layout[axis], after) if isinstance(sbp, Split)}
     return not any(isinstance(sbp, Split) and sbp.axis in concerned for sbp in layout.axes[axis + 1 :])
 
@@ -159,7 +159,7 @@ class LayoutSpace:
 
     @lru_cache(maxsize=1 << 14)  # noqa: B019  spaces live as long as the table that made them
     def _branch(self, wanted: tuple[int, ...]) -> tuple[np.ndarray, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]:
-        """Dreyfus-Wagner: per root the cost of reaching all `wanted`, and (meeting point, left targets, right targets)."""
+        """Dreyfus-Wagner: per root the cost of reaching all `wanted`, and where its tree branches into which targets."""
         best = np.full(len(self.layouts), np.inf)
         parts: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         at_meeting = np.full(len(self.layouts), -1)
@@ -223,6 +223,7 @@ class BoxingTable:
             dtype=np.int64,
         )
         count = len(layouts)
+        index = {layout: number for number, layout in enumerate(layouts)}
         seconds = np.full((count, count), np.inf)
         np.fill_diagonal(seconds, 0.0)
         steps: dict[tuple[int, int], Step] = {}
@@ -247,7 +248,7 @@ class BoxingTable:
             seconds = np.where(better, through, seconds)
             hops = np.where(better, length, hops)
             following = np.where(better, following[:, middle : middle + 1], following)
-        return LayoutSpace(type, layouts, {l: i for i, l in enumerate(layouts)}, local, seconds, steps, following)
+        return LayoutSpace(type, layouts, index, local, seconds, steps, following)
 
 
 @lru_cache(maxsize=256)

@@ -1,9 +1,9 @@
 """The layout problem of a graph on a mesh: numbers only, and the way back from an assignment to decisions.
 
-Nodes of the problem are the sources (strategies: stored layouts), the graph's nodes (their signatures), the outputs (the
-layout each is left in) and, beside every value that is read more than once, *copies* nodes, whose strategies are small
-sets of layouts to be made. A set's cost is that of the cheapest tree of boxing steps, on the edge to the producer; edges
-to the readers are zero where the set holds the layout read, and forbidden elsewhere. So a layout is paid once.
+Nodes of the problem are the sources (strategies: stored layouts), the graph's nodes (their signatures), the outputs
+(the layout each is left in) and, beside every value that is read more than once, *copies* nodes, whose strategies are
+small sets of layouts to be made. A set's cost is that of the cheapest tree of boxing steps, on the edge to the producer;
+edges to the readers are zero where the set holds the layout read, and forbidden elsewhere. So a layout is paid once.
 
 A value that is read in the forward phase and later has two copies nodes. The first also says which layout is kept; the
 second what is made again from it. For a state value, which stays anyway, a copy may be kept besides, or none.
@@ -30,6 +30,10 @@ LARGEST_SET = 3
 MOST_SETS = 100
 """A copies node offers every set of up to three of the layouts that its readers ask for. Where that would make more than
 100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without communication."""
+
+MOST_AGAIN = 25
+"""What is made again of what was kept: any of those sets while they are no more than 25; beyond that one layout, beside
+the kept one."""
 
 MOST_KEPT = 200
 """Kept can be any layout that is read, or that in which the value came to be; where sets and kept layouts together make
@@ -80,8 +84,8 @@ def formulate(strategies: Strategies, usage_limit: int | None = None) -> Formula
 class _Sets:
     """The strategies of a copies node: the layouts to make, and the layout kept (NOTHING for none).
 
-    Bytes per strategy: of the copy that waits between uses (if it is the only one), of what is kept, and of what is kept
-    aside, without being read in this group.
+    Bytes per strategy: of the copy that waits between uses (if it is the only one), of what is kept, and of what is
+    kept aside, without being read in this group.
     """
 
     sets: tuple[tuple[int, ...], ...]
@@ -291,7 +295,11 @@ class _Formulation:
         wanted = [self.consumer(value, use)[1] for use in group.uses]
         key = ("again", id(space), tuple(map(id, wanted)), id(before))
         if key not in self._specifications:
-            pairs = [(members, keep) for keep in np.unique(before.kept).tolist() for members in _small_sets(space, wanted)]
+            pairs = [
+                (members, keep)
+                for keep in np.unique(before.kept).tolist()
+                for members in _sets_with(keep, _small_sets(space, wanted), wanted)
+            ]
             self._specifications[key] = self._with_bytes(space, [p[0] for p in pairs], [p[1] for p in pairs])
             self._alive.append((space, wanted, before))
         return self._specifications[key]
@@ -377,6 +385,16 @@ def _small_sets(space: LayoutSpace, wanted: Sequence[np.ndarray]) -> list[tuple[
         return [members for size in range(1, largest + 1) for members in combinations(numbers, size)]
     pairs = (pair for pair in combinations(numbers, 2) if space.is_slice(*pair) or space.is_slice(*pair[::-1]))
     return [*((number,) for number in numbers), *pairs]
+
+
+def _sets_with(keep: int, sets: list[tuple[int, ...]], wanted: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    """Where there are many sets (see `MOST_SETS`): one layout to make, and what is kept, which needs no making, beside it."""
+    numbers = sorted(set(np.concatenate(wanted).tolist()))
+    if len(sets) <= MOST_AGAIN:
+        return sets
+    if keep not in numbers:
+        return [(number,) for number in numbers]
+    return [tuple(sorted({number, keep})) for number in numbers]
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Lowering: decisions become the physical plan. Boxing steps are made when first needed, each at most once per group."""
+"""Lowering: decisions become the physical plan. Boxing steps are made when first needed, at most once per group."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class PhysicalPlan:
     def lifetimes(self) -> tuple[tuple[int, int], ...]:
         """Per register the half-open range of operation indices during which it holds memory.
 
-        Sources live from 0, state and outputs to the end; the register of a state's next value lives from its making to the end.
+        Sources live from 0, state and outputs to the end; a state's next value lives from its making to the end.
         """
         end = len(self.operations)
         first = [end] * len(self.registers)

@@ -17,9 +17,9 @@ from sbp.planner.cluster import Cluster
 from sbp.planner.cost import CostModel, as_cost_model
 from sbp.planner.decisions import Decisions
 from sbp.planner.lowering import lower
-from sbp.planner.memory import MemoryProfile, memory_profile
+from sbp.planner.memory import MemoryProfile, live_at, memory_profile
 from sbp.planner.meshes import check_mesh
-from sbp.planner.physical import COLLECTIVES, Box, Compute, PhysicalPlan
+from sbp.planner.physical import COLLECTIVES, Box, Compute, PhysicalPlan, Register
 from sbp.planner.search import objective_seconds
 from sbp.planner.solver import Status
 from sbp.planner.timing import COMPUTE, Timeline, predict_timeline
@@ -82,6 +82,10 @@ class Memory:
     limit_bytes: int | None
     reserved_bytes: int
 
+    def fits(self, device_bytes: float) -> bool:
+        """Whether the step fits on a device with so much memory, with what the framework reserves of it."""
+        return self.peak_bytes + self.reserved_bytes <= device_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
@@ -102,7 +106,7 @@ class Plan:
     status, lower_bound_seconds
         What the solver proved on this mesh; the bound holds for every plan on it.
     model
-        How the graph was made (preset or configuration, batch, sequence, optimizer, precision); {} for a graph of one's own.
+        How the graph was made (configuration, batch, sequence, optimizer, precision); {} for a graph of one's own.
     tried
         The meshes tried.
     """
@@ -180,6 +184,11 @@ class Plan:
         )
 
     @cached_property
+    def live_at_peak(self) -> tuple[Register, ...]:
+        """The registers that hold the memory of the peak (see `memory_profile`), the largest first."""
+        return live_at(self.physical, self.memory_profile.peak_at)
+
+    @cached_property
     def layouts(self) -> Mapping[str, Layout]:
         """Value -> the layout it is stored in (sources) or made in (all others)."""
         return {name: self.decisions.made(self.graph, name) for name in self.graph.values}
@@ -211,7 +220,8 @@ class Plan:
         return plan_text(self)
 
     def __repr__(self) -> str:
-        return f"<Plan of {self.graph.name} on {self.mesh}: {self.objective_seconds:.6g} s, {self.status.value}, gap {self.gap:.2%}>"
+        proof = f"{self.status.value}, gap {self.gap:.2%}"
+        return f"<Plan of {self.graph.name} on {self.mesh}: {self.objective_seconds:.6g} s, {proof}>"
 
     def _repr_html_(self) -> str:
         from sbp.report.html import plan_html
@@ -252,7 +262,7 @@ class Plan:
             ],
             "sources": {name: str(layout) for name, layout in self.decisions.sources.items()},
             "signatures": {
-                name: [[str(l) for l in signature.inputs], [str(l) for l in signature.outputs]]
+                name: [list(map(str, signature.inputs)), list(map(str, signature.outputs))]
                 for name, signature in nodes.items()
             },
             "outputs": {name: str(layout) for name, layout in self.decisions.outputs.items()},
@@ -344,12 +354,25 @@ class Plan:
     def on(self, graph: Graph) -> Plan:
         """The same decisions on a graph of equal structure and other sizes (same node and value names).
 
+        All costs and the memory are those of the new sizes. What the solver proved about the old ones is not kept: the
+        status is FEASIBLE, the lower bound 0, and `reason` says so.
+
         Raises
         ------
         PlanError
             A node or value is missing, or a signature is not legal for the other sizes.
         """
-        return replace(self, graph=graph, decisions=self.decisions.check(graph, self.mesh), model={}, memory_limit=None)
+        return replace(
+            self,
+            graph=graph,
+            decisions=self.decisions.check(graph, self.mesh),
+            status=Status.FEASIBLE,
+            lower_bound_seconds=0.0,
+            memory_limit=None,
+            reason=f"layouts taken over from a plan of {self.graph.name}; nothing is proven for these sizes",
+            model={},
+            tried=(),
+        )
 
     def verify(self, seed: int = 0, **options: Any) -> Verification:
         """Run the plan on in-process ranks with random inputs, in float64, against the unsharded program.

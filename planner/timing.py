@@ -1,4 +1,4 @@
-"""Predicted timeline of a physical plan: one compute stream and one communication stream per mesh axis, in program order.
+"""Predicted timeline of a physical plan: a compute stream and a communication stream per mesh axis, in program order.
 
 An operation starts when its inputs are there and its stream is free. What communication does not hide behind compute is
 exposed: the step takes compute plus exposed.

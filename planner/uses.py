@@ -16,7 +16,7 @@ OUTPUT, UPDATE = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One reading of a value: by input `operand` of node number `node`; or, at the end, as output or update of `state`."""
+    """One reading of a value: by input `operand` of node number `node`; or, at the end, as output or as update."""
 
     node: int
     operand: int

@@ -1,4 +1,4 @@
-"""What a plan is made for: a model with its batch, precision and optimizer, as a graph and as plain data that makes it again."""
+"""What a plan is made for: a model with batch, precision and optimizer, as a graph and as data that makes it again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def workload(
         return Workload(model.validate(), {})
     if not isinstance(model, (str, Module)):
         raise GraphError(
-            f"a model is a preset's name, an sbp.nn.Module or a Graph, got {type(model).__name__}; `sbp models` lists presets."
+            f"a model is a preset's name, an sbp.nn.Module or a Graph, got {type(model).__name__}; "
+            "`sbp models` lists presets."
         )
     module = config_named(model).build() if isinstance(model, str) else model
     batch = DEFAULT_SAMPLES_PER_DEVICE * devices if batch is None else batch
