@@ -41,9 +41,10 @@ $(VENV)/lint.stamp: $(VENV)/core.stamp
 
 demo: $(VENV)/core.stamp
 	mkdir -p $(DEMO)
-	$(BIN)/sbp plan gpt2 --cluster a100-80g --nodes 1 --batch 64 --seq 1024 --out $(DEMO)/gpt2.json
+	$(BIN)/sbp plan gpt2 --cluster a100-80g --nodes 1 --batch 64 --seq 1024 --out $(DEMO)/gpt2.json > /dev/null
+	$(BIN)/sbp report $(DEMO)/gpt2.json
 	$(BIN)/sbp plan gpt2 --size layers=2,heads=4,hidden=64,vocabulary=256,positions=64 \
-	  --cluster cpu --nodes 1 --devices-per-node 4 --mesh dp=2,tp=2 --batch 8 --seq 32 --out $(DEMO)/small.json
+	  --cluster cpu --nodes 1 --devices-per-node 4 --mesh dp=2,tp=2 --batch 8 --seq 32 --out $(DEMO)/small.json > /dev/null
 	$(BIN)/sbp run $(DEMO)/small.json --steps 20 --float64 --compare
 
 test: $(VENV)/test.stamp
