@@ -147,7 +147,7 @@ def layout_figure(plan: Plan, summary: Summary | None = None) -> Any:
                 parents=parents,
                 values=sizes,
                 branchvalues="total",
-                marker={"colors": shades, "line": {"width": 1}, "pad": {"t": 15, "l": 2, "r": 2, "b": 2}},
+                marker={"colors": shades, "line": {"width": 1}, "pad": {"t": 20, "l": 2, "r": 2, "b": 2}},
                 hovertext=hovers,
                 hoverinfo="text",
                 domain={"x": [axis * width + 0.005, (axis + 1) * width - 0.005]},
@@ -206,7 +206,7 @@ def tensor_figure(plan: Plan, value: str | None = None) -> Any:
     wide = mesh.shape[-1] if mesh.ndim > 1 else math.gcd(mesh.size, plan.cluster.devices_per_node)
     grid = np.array(number_of).reshape(-1, wide)
     texts = [
-        f"rank {rank}" + (f"<br>{_box_text(shard.offset, shard.shape)}" if mesh.size <= 16 else "")
+        f"rank {rank}" + (f"<br>{_box_text(shard.offset, shard.shape)}" if mesh.size <= 16 and wide <= 4 else "")
         for rank, shard in enumerate(shards)
     ]
     hovers = [
