@@ -26,17 +26,18 @@ $(VENV)/python.stamp:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-# One stamp per set of extras. The package is editable: only changed Cython or build files need a new install.
+# The package is editable: only changed Cython or build files need a new install.
 $(VENV)/core.stamp: $(VENV)/python.stamp $(SOURCES_OF_BUILD)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/test.stamp: $(VENV)/core.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	touch $@
+# An extra is only packages; asking pip for '.[test]' would compile everything again.
+WANTED_BY_EXTRA = from importlib.metadata import requires; \
+  print(*(line.split(";")[0] for line in requires("sbp") if "extra ==" in line and "$*" in line.split(";")[-1]), sep="\n")
 
-$(VENV)/lint.stamp: $(VENV)/core.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[lint]'
+$(VENV)/extra-%.stamp: $(VENV)/core.stamp
+	$(BIN)/python -c '$(WANTED_BY_EXTRA)' > $(VENV)/extra-$*.txt
+	$(BIN)/python -m pip install --quiet --requirement $(VENV)/extra-$*.txt
 	touch $@
 
 demo: $(VENV)/core.stamp
@@ -47,17 +48,17 @@ demo: $(VENV)/core.stamp
 	  --cluster cpu --nodes 1 --devices-per-node 4 --mesh dp=2,tp=2 --batch 8 --seq 32 --out $(DEMO)/small.json > /dev/null
 	$(BIN)/sbp run $(DEMO)/small.json --steps 20 --float64 --compare
 
-test: $(VENV)/test.stamp
+test: $(VENV)/extra-test.stamp
 	$(BIN)/python -m pytest -n $(JOBS) -r fEs tests
 
-lint: $(VENV)/lint.stamp
+lint: $(VENV)/extra-lint.stamp
 	$(BIN)/ruff check .
 	rm -rf $(VENV)/installed && mkdir -p $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/installed .
 	cd $(VENV)/installed && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
 	  --cache-dir $(CURDIR)/.mypy_cache -p sbp
 
-fuzz: $(VENV)/test.stamp
+fuzz: $(VENV)/extra-test.stamp
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=fuzz -n $(JOBS) tests
 	$(BIN)/sbp check-rules
 

