@@ -274,7 +274,7 @@ def test_every_operator_is_documented_and_has_cases():
         if not op.kernel.__module__.startswith("sbp."):
             continue
         assert op.__doc__, f"operator {name} has no docstring"
-        assert op.cases, f"operator {name} has no case, so its rule is proven on nothing"
+        assert len(op.cases) >= 2, f"operator {name} has {len(op.cases)} cases; its rule is proven on these"
 
 
 def test_a_user_operator_goes_through_the_whole_graph(registry):
