@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import product
 from math import prod
-from typing import Any
 
-from sbp.layout import Broadcast, Layout, Partial, Split
+from sbp.layout import SBP, Broadcast, Layout, Partial, Split
 from sbp.mesh import Mesh
 from sbp.rule import Signature
 from sbp.shards import partial_axes
@@ -76,7 +75,7 @@ def right_signatures(trials: Callable[[int], Trial], confirmations: int) -> Iter
 
 def _boxes(shape: tuple[int, ...], mesh: Mesh) -> list[Layout]:
     """The layouts over {S(i), B} that leave no rank empty."""
-    options = [Broadcast(), *(Split(axis) for axis, size in enumerate(shape) if size > 1)]
+    options: list[SBP] = [Broadcast(), *(Split(axis) for axis, size in enumerate(shape) if size > 1)]
     last = tuple(size - 1 for size in mesh.shape)
     found = (Layout(axes) for axes in product(options, repeat=mesh.ndim))
     return [layout for layout in found if 0 not in layout.shard(shape, mesh.shape, last).shape or 0 in shape]
@@ -87,7 +86,7 @@ def _variants(layout: Layout, is_bool: bool, with_partial: bool) -> list[Layout]
     found = [layout]
     if with_partial:
         for reduce in ("max", "min") if is_bool else ("sum", "max", "min"):
-            options: list[list[Any]] = [[sbp, Partial(reduce)] if sbp == Broadcast() else [sbp] for sbp in layout]
+            options: list[list[SBP]] = [[sbp, Partial(reduce)] if sbp == Broadcast() else [sbp] for sbp in layout]
             found += [Layout(axes) for axes in product(*options)][1:]
     return found
 
