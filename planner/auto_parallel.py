@@ -17,7 +17,7 @@ from sbp.planner.cost import CostModel, as_cost_model
 from sbp.planner.meshes import candidate_meshes, check_mesh
 from sbp.planner.pins import Both, Pins
 from sbp.planner.plan import Plan, Tried
-from sbp.planner.search import Outcome, search
+from sbp.planner.search import Outbid, Outcome, search
 from sbp.planner.solver import Limits
 from sbp.planner.strategies import LEAST_FILL, Restriction
 from sbp.planner.workload import workload
@@ -130,7 +130,12 @@ def auto_parallel(
                 narrowed if narrowed.parts else None,
                 least_fill,
                 progress,
+                best.objective_seconds if best else None,
             )
+        except Outbid as outbid:
+            stopped = "stopped: its lower bound exceeds the best plan"
+            tried.append(Tried(candidate, None, outbid.lower_bound_seconds, stopped))
+            continue
         except (InfeasibleError, TimeLimitError) as error:
             failures.append(error)
             tried.append(Tried(candidate, None, None, str(error)))

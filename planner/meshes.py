@@ -10,8 +10,7 @@ from sbp.planner.cluster import Cluster
 def candidate_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
     """The 1-D mesh and the 2-D factorizations whose inner axis is part of a node, or whole nodes.
 
-    Two axes come first, the one along nodes and devices at the head: it usually wins, and a good plan found early lets
-    the others stop early.
+    The 1-D mesh comes first: it is planned soonest, and its plan lets the others stop when their bound exceeds it.
     """
     size, inside = cluster.size, cluster.devices_per_node
     found = []
@@ -19,7 +18,7 @@ def candidate_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
         if size % inner == 0 and (inside % inner == 0 or inner % inside == 0):
             found.append(Mesh((size // inner, inner)))
     found.sort(key=lambda mesh: (mesh.shape[1] != inside, -mesh.shape[1]))
-    return (*found, Mesh((size,)))
+    return (Mesh((size,)), *found)
 
 
 def check_mesh(mesh: Mesh, cluster: Cluster) -> Mesh:

@@ -27,6 +27,14 @@ _AGREEMENT = 1e-9
 _MEMORY_ROUNDS = 4
 
 
+class Outbid(Exception):
+    """Every plan on the mesh costs more than the cutoff: at least `lower_bound_seconds`."""
+
+    def __init__(self, lower_bound_seconds: float) -> None:
+        super().__init__(lower_bound_seconds)
+        self.lower_bound_seconds = lower_bound_seconds
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a search on one mesh found; `lower_bound_seconds` holds for every plan on that mesh."""
@@ -61,6 +69,7 @@ def search(
     restriction: Restriction | None = None,
     least_fill: float = LEAST_FILL,
     progress: Progress | None = None,
+    cutoff: float | None = None,
 ) -> Outcome:
     """The cheapest plan of a graph on a mesh whose memory stays within `memory_limit` bytes per device.
 
@@ -68,18 +77,30 @@ def search(
     makes the plan exceed the limit, the problem is solved again under a limit that is smaller by the excess; the lower
     bound stays that of the first problem.
 
+    Parameters
+    ----------
+    cutoff
+        Seconds of a plan that is known on another mesh: the search stops as soon as its bound exceeds them.
+
     Raises
     ------
+    Outbid
+        Nothing on this mesh is better than the cutoff.
     InfeasibleError, TimeLimitError
         Nothing fits (with the reason), or nothing was found in time.
     """
+
+    def watch(incumbent: float, bound: float, stage: str) -> None:
+        if cutoff is not None and bound > cutoff:
+            raise Outbid(bound)
+
     boxing = BoxingTable(mesh, costs)
     strategies = Strategies(graph, mesh, costs, boxing, restriction, least_fill)
     formulation = formulate(strategies, memory_limit)
     limit, bound, least_peak = memory_limit, None, 1 << 62
     for _ in range(_MEMORY_ROUNDS):
         problem = formulation.problem.with_limit(limit)
-        assignment = solve(problem, limits)
+        assignment = solve(problem, limits, progress=watch)
         bound = float(assignment.lower_bound) if bound is None else bound
         if assignment.choice is None:
             if limit != memory_limit:
@@ -90,10 +111,11 @@ def search(
         total = objective_seconds(physical)
         promised = float(assignment.objective)
         # A choice that is not optimal may pay for copies that nobody reads; the plan never makes those.
-        if total > promised * (1 + _AGREEMENT) or (assignment.status is Status.OPTIMAL and total < bound * (1 - _AGREEMENT)):
+        proven = assignment.status is Status.OPTIMAL
+        if total > promised * (1 + _AGREEMENT) or (proven and total < bound * (1 - _AGREEMENT)):
             raise PlanError(
-                f"{graph.name} on {mesh}: the finished plan costs {total!r} s, the solver promised {promised!r} s with a bound of "
-                f"{bound!r} s; this is a fault of sbp, please report it with the graph."
+                f"{graph.name} on {mesh}: the finished plan costs {total!r} s, the solver promised {promised!r} s with a "
+                f"bound of {bound!r} s; this is a fault of sbp, please report it with the graph."
             )
         peak = memory_profile(physical).peak_bytes
         least_peak = min(peak, least_peak)
@@ -109,9 +131,9 @@ def search(
         if limit <= 0:
             break
     raise InfeasibleError(
-        f"{graph.name} on {mesh}: no plan was found within {memory_limit:,} bytes per device, though that none exists is not "
-        f"proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. Allow that much more, or "
-        "use more devices."
+        f"{graph.name} on {mesh}: no plan was found within {memory_limit:,} bytes per device, though that none exists is "
+        f"not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. Allow that "
+        "much more, or use more devices."
     )
 
 

@@ -1,4 +1,4 @@
-"""`auto_parallel` end to end: optimal, within memory, never worse than a baseline, equal from run to run, honest about failure."""
+"""`auto_parallel` end to end: optimal, within memory, never worse than a baseline, equal from run to run."""
 
 import json
 
@@ -46,21 +46,23 @@ def test_two_arguments_suffice():
 
 
 def test_meshes_respect_the_nodes():
-    assert [mesh.shape for mesh in candidate_meshes(Cluster.preset("a100-80g", nodes=2))] == [
-        (2, 8),
-        (4, 4),
-        (8, 2),
-        (16,),
-    ]
-    assert [mesh.shape for mesh in candidate_meshes(Cluster.preset("a100-80g", nodes=1))] == [(2, 4), (4, 2), (8,)]
+    def shapes(nodes: int) -> list[tuple[int, ...]]:
+        return [mesh.shape for mesh in candidate_meshes(Cluster.preset("a100-80g", nodes=nodes))]
+
+    assert shapes(2) == [(16,), (2, 8), (4, 4), (8, 2)]
+    assert shapes(1) == [(8,), (2, 4), (4, 2)]
     for mesh in candidate_meshes(Cluster.preset("a100-80g", nodes=3, devices_per_node=4)):
         assert mesh.size == 12 and (mesh.ndim == 1 or 4 % mesh.shape[1] == 0 or mesh.shape[1] % 4 == 0)
 
 
 def test_the_best_mesh_wins():
     plan = auto_parallel(GPT, four(), batch=8)
-    costs = [tried.objective_seconds for tried in plan.tried]
-    assert len(costs) == 2 and plan.objective_seconds == min(costs)
+    assert len(plan.tried) == 2
+    for tried in plan.tried:
+        if tried.objective_seconds is None:
+            assert "stopped" in tried.outcome and tried.lower_bound_seconds > plan.objective_seconds
+        else:
+            assert plan.objective_seconds <= tried.objective_seconds
 
 
 def test_equal_runs_give_equal_bytes(tmp_path):
@@ -154,7 +156,7 @@ def test_wrong_pins(pins, error, match):
 
 
 def test_conflicting_pins_are_named():
-    """An elementwise sum of two values cannot come out max-reduced: the pins say so, and only those to blame are named."""
+    """A nonlinear function cannot come out Partial: only the pin to blame is named."""
     with pytest.raises(InfeasibleError, match="h.0.mlp.act.gelu"):
         plan_of(pins={"h.0.mlp.act.gelu": "P", "tokens": "B"})
 
@@ -201,13 +203,19 @@ def test_memory_limit_is_kept():
         plan_of(memory_limit=2000)
 
 
-def test_zero_is_found_where_memory_asks_for_it():
-    """With little memory and cheap gathering, parameters and optimizer state are stored split though used whole."""
-    model = build("mlp")
-    cluster = four()
-    free = auto_parallel(model, cluster, batch=4096, mesh=(4,), precision="f32")
-    limit = int(free.memory.by_kind["parameter"] + free.memory.by_kind["optimizer"]) // 2
-    assert limit < free.memory.peak_bytes
+def test_state_is_split_where_memory_asks_for_it():
+    """ZeRO is no switch: under a limit below what whole copies of the state need, the search stores it split."""
+    model = build("mlp", widths=(1024, 1024, 1024))
+    options = {"batch": 4096, "mesh": (4,), "precision": "f32"}
+    whole = {f"layers.{layer}.weight{kind}": "B" for layer in (0, 1) for kind in ("", ".exp_avg", ".exp_avg_sq")}
+    data_parallel = auto_parallel(model, four(), pins=whole, **options)
+    limit = data_parallel.memory.peak_bytes // 2
+    with pytest.raises(InfeasibleError):
+        auto_parallel(model, four(), pins=whole, memory_limit=limit, **options)
+    split = auto_parallel(model, four(), memory_limit=limit, **options)
+    assert split.memory.peak_bytes <= limit
+    assert split.memory.by_kind["optimizer"] < data_parallel.memory.by_kind["optimizer"] / 3
+    assert any(not split.layouts[name].is_broadcast for name in whole)
 
 
 class Broken:
