@@ -173,7 +173,8 @@ class Operator:
             hash(frozen)
         except TypeError:
             raise GraphError(
-                f"operator {self.name}: attributes are plain values (numbers, strings, tuples of these), got {dict(attributes)!r}."
+                f"operator {self.name}: attributes are plain values (numbers, strings, tuples of these), "
+                f"got {dict(attributes)!r}."
             ) from None
         return _bind(self, tuple(types), frozen)
 
@@ -193,7 +194,9 @@ class Operator:
         if isinstance(dtypes, str):
             dtypes = (dtypes,) * len(shapes)
         if len(dtypes) != len(shapes):
-            raise RuleError(f"operator {self.name} has {len(shapes)} outputs, its dtype= gives {len(dtypes)} element types.")
+            raise RuleError(
+                f"operator {self.name} has {len(shapes)} outputs, its dtype= gives {len(dtypes)} element types."
+            )
         return tuple(TensorType(shape, dtype) for shape, dtype in zip(shapes, dtypes))
 
     def complete(self, attributes: Mapping[str, Any]) -> Attributes:
@@ -243,7 +246,9 @@ class Operator:
     def gradients(self, grads: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], attributes: Attributes):
         """Gradients of the inputs from those of the outputs, one per input (None where there is none)."""
         if self._gradient is None:
-            raise GraphError(f"operator {self.name} has no gradient; detach its inputs, or define one with @{self.name}.gradient.")
+            raise GraphError(
+                f"operator {self.name} has no gradient; detach its inputs, or define one with @{self.name}.gradient."
+            )
         grad: Any = tuple(grads) if self.several else grads[0]
         extra = dict(self.complete(attributes))
         parameters = inspect.signature(self._gradient).parameters
@@ -254,7 +259,9 @@ class Operator:
         result = self._gradient(grad, *inputs, **extra)
         result = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         if len(result) != len(inputs):
-            raise GraphError(f"the gradient of operator {self.name} gives {len(result)} values for {len(inputs)} inputs.")
+            raise GraphError(
+                f"the gradient of operator {self.name} gives {len(result)} values for {len(inputs)} inputs."
+            )
         return result
 
     # -- call --------------------------------------------------------------------------------------------------------
@@ -267,14 +274,16 @@ class Operator:
             names = list(self.defaults)[: len(further)]
             if len(further) > len(names) or attributes.keys() & set(names):
                 raise GraphError(
-                    f"operator {self.name} takes {positional} tensors ({', '.join(self.input_names)}) and the attributes "
-                    f"({', '.join(self.defaults)}), each once; got {len(inputs)} positional arguments"
+                    f"operator {self.name} takes {positional} tensors ({', '.join(self.input_names)}) and the "
+                    f"attributes ({', '.join(self.defaults)}), each once; got {len(inputs)} positional arguments"
                     f"{' and ' + ', '.join(attributes) if attributes else ''}."
                 )
             attributes = {**dict(zip(names, further)), **attributes}
             inputs = inputs[:positional]
         if not self.variadic and len(inputs) != positional:
-            raise GraphError(f"operator {self.name} takes {positional} tensors ({', '.join(self.input_names)}), got {len(inputs)}.")
+            raise GraphError(
+                f"operator {self.name} takes {positional} tensors ({', '.join(self.input_names)}), got {len(inputs)}."
+            )
         complete = self.complete(attributes)
         for item in inputs:
             apply = getattr(item, "__sbp_apply__", None)
@@ -311,7 +320,9 @@ class Operator:
         every = frozenset(range(max(outputs, len(self.output_names))))
         for part in text.split("|") if text else ():
             left, arrow, right = part.partition("->")
-            reached = frozenset(self._index(name, self.output_names, part) for name in right.split()) if arrow else every
+            reached = (
+                frozenset(self._index(name, self.output_names, part) for name in right.split()) if arrow else every
+            )
             names = left.split()
             if names == ["all"]:
                 yield frozenset(range(count)), reached
@@ -328,7 +339,9 @@ class Operator:
 
     def _index(self, name: str, names: tuple[str, ...], part: str) -> int:
         if name not in names:
-            raise RuleError(f"operator {self.name}: {part.strip()!r} names {name!r}, which is none of {', '.join(names)}.")
+            raise RuleError(
+                f"operator {self.name}: {part.strip()!r} names {name!r}, which is none of {', '.join(names)}."
+            )
         return names.index(name)
 
 
@@ -341,7 +354,7 @@ def parse_type(text: str) -> TensorType:
 
 
 def _named_call(function: Callable, values: Mapping[str, Any]) -> float:
-    """Call a function with those of `values` that its parameters name (all with `**`); an absent group has product 1."""
+    """Call a function with the `values` that its parameters name (all with `**`); an absent group has product 1."""
     parameters = inspect.signature(function).parameters
     named = {name: values.get(name, 1) for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
     return function(**(named if len(named) == len(parameters) else {**values, **named}))
@@ -392,7 +405,9 @@ class Registry:
         """Register an operator; a second one of the same name is an error unless it is the same source re-run."""
         known = self._operators.get(op.name)
         if known is not None and known.kernel.__module__ != op.kernel.__module__:
-            raise RuleError(f"operator {op.name!r} is already defined in {known.kernel.__module__}; choose another name.")
+            raise RuleError(
+                f"operator {op.name!r} is already defined in {known.kernel.__module__}; choose another name."
+            )
         self._operators[op.name] = op
 
     def __getitem__(self, name: str) -> Operator:

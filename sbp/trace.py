@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sbp.errors import GraphError
+from sbp.errors import GraphError, RuleError
 from sbp.graph import Graph, Initial, Node, Value
 from sbp.operator import CURRENT, Operator, TensorType
 from sbp.ops.methods import TensorMethods
@@ -89,11 +89,14 @@ class GraphBuilder:
         for item in inputs:
             if not isinstance(item, Symbol) or item.builder is not self:
                 raise GraphError(
-                    f"operator {op.name} in module {self.module or self.name!r}: every tensor must be a value of the graph "
-                    f"being built, got {type(item).__name__}; pass numbers through scale/shift or as attributes."
+                    f"operator {op.name} in module {self.module or self.name!r}: every tensor must be a value of the "
+                    f"graph being built, got {type(item).__name__}; pass numbers through scale/shift or as attributes."
                 )
         types = [item.value.type for item in inputs]
-        made = op.infer(types, attributes)
+        try:
+            made = op.infer(types, attributes)
+        except (RuleError, GraphError) as error:
+            raise type(error)(f"{error} (in module {self.module})" if self.module else str(error)) from None
         name = self.unique(name or (f"{self.module}.{op.name}" if self.module else op.name))
         self._taken.add(name)
         kind = "gradient" if self.phase == "backward" else "activation"
@@ -101,7 +104,15 @@ class GraphBuilder:
         if op.several and len(op.output_names) == 1:  # as many outputs as the attributes say
             outputs = [f"{name}:{index}" for index in range(len(made))]
         self.nodes.append(
-            Node(name, op.name, tuple(item.name for item in inputs), tuple(outputs), dict(attributes), self.module, self.phase)
+            Node(
+                name,
+                op.name,
+                tuple(item.name for item in inputs),
+                tuple(outputs),
+                dict(attributes),
+                self.module,
+                self.phase,
+            )
         )
         symbols = tuple(self._declare(Value(label, t, kind)) for label, t in zip(outputs, made))
         return symbols if op.several else symbols[0]
@@ -143,7 +154,9 @@ class GraphBuilder:
 
     def finish(self, outputs: Sequence[Symbol]) -> Graph:
         """The validated graph."""
-        graph = Graph(self.name, dict(self.values), tuple(self.nodes), tuple(s.name for s in outputs), dict(self.updates))
+        graph = Graph(
+            self.name, dict(self.values), tuple(self.nodes), tuple(s.name for s in outputs), dict(self.updates)
+        )
         return graph.validate()
 
 

@@ -140,6 +140,7 @@ def test_wrong_shapes_name_the_operator_and_all_types(scaled_product):
         scaled_product(x, x, 1.0)
     assert "operator scaled_product(f32[3,4], f32[3,4])" in str(error.value)
     assert "input 1 of shape [3, 4] has 3 where dimension k" in str(error.value)
+    assert str(error.value).endswith("(in module mlp)")
 
 
 def test_attributes_must_be_plain(scaled_product):
