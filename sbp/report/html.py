@@ -23,7 +23,7 @@ _ROWS = 40
 
 _STYLE = (
     "<style>.sbp-report{font-size:90%;line-height:1.4;max-width:1100px}.sbp-report>div{margin:4px 0}"
-    ".sbp-report table{border-collapse:collapse}"
+    ".sbp-report table{border-collapse:collapse;font-size:100%}"
     ".sbp-report td,.sbp-report th{padding:2px 10px 2px 0;text-align:left;vertical-align:top}"
     ".sbp-report .n{text-align:right;white-space:nowrap}</style>"
 )
