@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from sbp.planner.physical import PhysicalPlan
+from sbp.planner.physical import PhysicalPlan, Register
 
 KINDS = ("parameter", "optimizer", "buffer", "input", "activation", "gradient", "boxing")
 """What registers hold; boxing is copies of values in other layouts (gathered parameters, reduced gradients, ...)."""
@@ -54,14 +55,27 @@ def memory_profile(physical: PhysicalPlan) -> MemoryProfile:
     """
     count = max(len(physical.operations), 1)
     change = np.zeros((len(KINDS), count + 1), dtype=np.int64)
+    for register, start, stop in _held(physical):
+        kind = KINDS.index(register.kind)
+        change[kind, start] += register.bytes
+        change[kind, stop] -= register.bytes
+    return MemoryProfile(np.cumsum(change, axis=1)[:, :count])
+
+
+def live_at(physical: PhysicalPlan, operation: int) -> tuple[Register, ...]:
+    """The registers that hold memory while an operation runs, the largest first."""
+    live = [register for register, start, stop in _held(physical) if start <= operation < stop]
+    return tuple(sorted(live, key=lambda register: (-register.bytes, register.number)))
+
+
+def _held(physical: PhysicalPlan) -> Iterator[tuple[Register, int, int]]:
+    """Registers with memory of their own, each with the operations [start, stop) during which it holds it."""
+    last = max(len(physical.operations), 1) - 1
     in_place = _in_place(physical)
     for register, (start, stop) in zip(physical.registers, physical.lifetimes):
-        if register.number in in_place:
-            continue
-        kind = KINDS.index(register.kind)
-        change[kind, min(start, count - 1)] += register.bytes
-        change[kind, max(stop, min(start, count - 1) + 1)] -= register.bytes
-    return MemoryProfile(np.cumsum(change, axis=1)[:, :count])
+        if register.number not in in_place:
+            start = min(start, last)
+            yield register, start, max(stop, start + 1)
 
 
 def _in_place(physical: PhysicalPlan) -> frozenset[int]:
