@@ -14,6 +14,8 @@ from sbp.optim import SGD, Adam, AdamW, Optimizer, optimizer_named
 from sbp.training import inference, training_step
 
 DEFAULT_SAMPLES_PER_DEVICE = 8
+DEFAULT_TOKENS_PER_DEVICE = 8192
+"""The default batch: 8 samples per device, fewer where their sequences would come to more than 8,192 tokens."""
 
 _OPTIMIZERS = (SGD, Adam, AdamW)
 """Optimizers that a plan file can name."""
@@ -45,7 +47,7 @@ def workload(
     devices
         Number of ranks, for the default batch.
     batch
-        Global batch size; default 8 samples per device.
+        Global batch size; default 8 samples per device, fewer where these are more than 8,192 tokens (at least 1).
     sequence
         Sequence length; default the model's own.
     precision
@@ -59,7 +61,9 @@ def workload(
             "`sbp models` lists presets."
         )
     module = config_named(model).build() if isinstance(model, str) else model
-    batch = DEFAULT_SAMPLES_PER_DEVICE * devices if batch is None else batch
+    if batch is None:
+        length = sequence or getattr(getattr(module, "config", None), "default_sequence", None) or 1
+        batch = devices * max(1, min(DEFAULT_SAMPLES_PER_DEVICE, DEFAULT_TOKENS_PER_DEVICE // length))
     precision = precision or ("mixed" if training else "bf16")
     name = model if isinstance(model, str) else type(module).__name__
     optimizer = None if optimizer is None else optimizer_named(optimizer)
