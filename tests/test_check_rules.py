@@ -1,5 +1,6 @@
 """The prover: wrong rules are caught, right ones pass, what is left out is listed; all rules of the library hold."""
 
+import copy
 import json
 from itertools import product
 
@@ -284,6 +285,40 @@ def test_every_rule_of_the_library_is_sound_and_complete():
     missing = [str(finding) for item in report.operators for finding in item.missing]
     assert not missing, "admit these, or give the reason in `reasons`:\n" + "\n".join(missing)
     assert report.summary["combinations"] > 50_000
+
+
+@pytest.mark.parametrize(("mark", "instead"), [("^", ""), ("+", ">")])
+def test_every_mark_in_the_library_is_needed(mark, instead):
+    """The prover notices when any rule of the library loses its `^` marks, or takes its sums for maxima."""
+    changed = 0
+    for name in REGISTRY:
+        op = copy.copy(REGISTRY[name])
+        rule = op.rule
+        if not op.kernel.__module__.startswith("sbp.") or len(op.input_names) > 2:
+            continue
+
+        def without(*shapes, rule=rule, **attributes):
+            source = rule(*shapes, **attributes) if callable(rule) else rule
+            text, sizes = source if isinstance(source, tuple) else (source, {})
+            return text.replace(mark, instead), sizes
+
+        op.rule = without
+        op.cases = [case for case in op.cases if _differs(op, case, rule)]
+        if op.cases:
+            changed += 1
+            assert check_operator(op, (2,)).unsound, f"{name} passes without its {mark}"
+    assert changed >= 10
+
+
+def _differs(op, case, rule):
+    """Whether a changed rule is still one, and another one than `rule`."""
+    try:
+        changed = op.bind(case.types, case.attributes).signatures((2,))
+    except RuleError:
+        return False
+    before = copy.copy(op)
+    before.rule = rule
+    return set(changed) != set(before.bind(case.types, case.attributes).signatures((2,)))
 
 
 def test_require_sound_lists_what_is_wrong():

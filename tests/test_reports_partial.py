@@ -135,3 +135,13 @@ def test_r085_whatever_the_layouts(layouts):
     a, b = RNG(0).standard_normal(6), RNG(1).standard_normal(5)
     run = run_sharded(lambda a, b: ops.global_norm([a, b]), {"a": a, "b": b}, (2, 2), dict(zip("ab", layouts)))
     assert run.values[0] == pytest.approx(math.sqrt((a * a).sum() + (b * b).sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["complex64", "complex128", "torch.complex64"])
+def test_r038_complex_numbers_are_refused_where_they_come_in(name):
+    """Not somewhere inside of a collective: no element type of the language is complex."""
+    from sbp.errors import GraphError
+    from sbp.operator import TensorType
+
+    with pytest.raises(GraphError, match=f"unknown element type '{name}'; known are f64, f32"):
+        TensorType((1,), name)
