@@ -19,6 +19,10 @@ def reduce_in_order(xp: Any, arrays: Iterable[Array], reduce: str) -> Array:
     function = getattr(xp, UFUNCS[reduce])
     parts = iter(arrays)
     total = xp.array(next(parts))
+    if total.dtype.kind == "c" and reduce != "sum":
+        raise CommunicationError(
+            f"complex numbers have no order, so there is no {reduce!r} of {total.dtype}; use 'sum'."
+        )
     for part in parts:
         function(total, part, out=total)
     return total

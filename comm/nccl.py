@@ -184,10 +184,23 @@ class NCCLCommunicator(ExchangeCommunicator):
         if len(group) > 1:
             key = f"group {group}"
             if position == 0:
-                self._store.set(key, _to_bytes(self._nccl.get_unique_id()))
-            made = self._nccl.NcclCommunicator(len(group), _from_bytes(self._store.get(key)), position)
+                self._store.set(key, self._identity(group))
+            identity = self._store.get(key)
+            if identity[:1] == _FAILED:
+                raise CommunicationError(identity[1:].decode())
+            made = self._nccl.NcclCommunicator(len(group), _from_bytes(identity), position)
         self._made[group] = made
         return made
+
+    def _identity(self, group: tuple[int, ...]) -> bytes:
+        """What the first rank of a group tells the others: NCCL's unique id, or why there is none, which all raise."""
+        try:
+            return _to_bytes(self._nccl.get_unique_id())
+        except Exception as error:  # NCCL raises CuPy's own types, which exist only where CuPy does
+            text = (
+                f"rank {self._rank} could not make NCCL's id for the ranks {group} ({type(error).__name__}: {error})."
+            )
+            return _FAILED + text.encode()
 
     @contextmanager
     def _grouped(self) -> Iterator[None]:
@@ -210,6 +223,10 @@ class NCCLCommunicator(ExchangeCommunicator):
         if reduce not in _REDUCTIONS:
             raise CommunicationError(f"unknown reduction {reduce!r}; known are {', '.join(_REDUCTIONS)}.")
         return getattr(self._nccl, _REDUCTIONS[reduce])
+
+
+_FAILED = b"e"
+"""Marks the message that stands in the store where an id should."""
 
 
 def _cupy_with_nccl() -> Any:

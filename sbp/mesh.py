@@ -90,6 +90,35 @@ class Mesh:
         """Every coordinate, in rank order."""
         return iter(_coordinates(self.shape))
 
+    def __getitem__(self, names: str | tuple[str, ...]) -> Mesh:
+        """The mesh of some of the axes, named in this mesh's order: `mesh["dp", "tp"]`."""
+        axes = self._axes(names)
+        return Mesh(tuple(self.shape[axis] for axis in axes), tuple(self.names[axis] for axis in axes))
+
+    def ranks(self, names: str | tuple[str, ...], **at: int) -> tuple[int, ...]:
+        """This mesh's ranks that make up `mesh[names]`, in its order; the other axes stand at 0, or as `at` says."""
+        axes = self._axes(names)
+        unknown = [name for name in at if name not in self.names or self.names.index(name) in axes]
+        if unknown:
+            raise MeshError(f"{self}: {', '.join(unknown)} is no axis beside {', '.join(self[names].names)}.")
+        place = [at.get(name, 0) for name in self.names]
+        found = []
+        for inner in self[names].coordinates():
+            for axis, index in zip(axes, inner):
+                place[axis] = index
+            found.append(self.rank(place))
+        return tuple(found)
+
+    def _axes(self, names: str | tuple[str, ...]) -> tuple[int, ...]:
+        wanted = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, (tuple, list)) else ()
+        axes = tuple(self.names.index(name) for name in wanted if name in self.names)
+        if not wanted or len(axes) != len(wanted) or list(axes) != sorted(set(axes)):
+            raise MeshError(
+                f"{names!r} does not name axes of {self}; name some of {', '.join(map(repr, self.names))}, each once and "
+                "in this order."
+            )
+        return axes
+
     def __str__(self) -> str:
         return "mesh(" + ", ".join(f"{name}={size}" for name, size in zip(self.names, self.shape)) + ")"
 

@@ -90,6 +90,22 @@ def test_r168_the_number_of_signatures_follows_the_axes_not_the_devices():
     assert counts[0] == counts[1] <= counts[2]
 
 
+def test_r127_some_axes_of_a_mesh_in_its_order():
+    mesh = Mesh((2, 2, 2), ("dp", "cp", "tp"))
+    assert mesh["dp", "tp"] == Mesh((2, 2), ("dp", "tp")) and mesh["cp"] == Mesh((2,), ("cp",))
+    assert mesh.ranks(("dp", "tp")) == (0, 1, 4, 5)
+    assert mesh.ranks(("dp", "tp"), cp=1) == (2, 3, 6, 7)
+    assert mesh.ranks("cp", dp=1, tp=1) == mesh.groups(1)[3] == (5, 7)
+    assert mesh.ranks(mesh.names) == tuple(range(8))
+    for wrong in (("tp", "dp"), ("dp", "dp"), "pp", (), 0):
+        with pytest.raises(MeshError, match="'dp', 'cp', 'tp', each once and in this order"):
+            mesh[wrong]
+    with pytest.raises(MeshError, match="dp is no axis beside dp, tp"):
+        mesh.ranks(("dp", "tp"), dp=1)
+    with pytest.raises(MeshError, match="no place"):
+        mesh.ranks("dp", tp=2)
+
+
 def test_r002_a_mesh_and_its_names_are_checked_before_anything_runs():
     with pytest.raises(MeshError, match="2 different axis names"):
         Mesh((2, 2), ("dp", "dp"))
