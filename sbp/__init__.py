@@ -24,6 +24,7 @@ if _TYPE_CHECKING:
     from sbp.layout import Layout as Layout
     from sbp.layout import Partial as Partial
     from sbp.layout import Split as Split
+    from sbp.layout_text import show_layout as show_layout
     from sbp.mesh import Mesh as Mesh
     from sbp.models import build as build
     from sbp.planner.auto_parallel import auto_parallel as auto_parallel
@@ -51,6 +52,7 @@ _PUBLIC = {
     "Layout": "sbp.layout",
     "Partial": "sbp.layout",
     "Split": "sbp.layout",
+    "show_layout": "sbp.layout_text",
     "Mesh": "sbp.mesh",
     "build": "sbp.models",
     "auto_parallel": "sbp.planner.auto_parallel",
@@ -100,6 +102,7 @@ __all__ = [
     "randint",
     "randn",
     "ranks",
+    "show_layout",
     "zeros",
 ]
 

@@ -114,8 +114,8 @@ class Mesh:
         axes = tuple(self.names.index(name) for name in wanted if name in self.names)
         if not wanted or len(axes) != len(wanted) or list(axes) != sorted(set(axes)):
             raise MeshError(
-                f"{names!r} does not name axes of {self}; name some of {', '.join(map(repr, self.names))}, each once and "
-                "in this order."
+                f"{names!r} does not name axes of {self}; name some of {', '.join(map(repr, self.names))}, each once "
+                "and in this order."
             )
         return axes
 

@@ -15,7 +15,7 @@ from sbp.planner.physical import Box, Register
 Local = dict[int, Array]
 """The arrays of the local ranks."""
 
-_FORMS = {
+_FORMS: dict[str, tuple[type[Any], type[Any]]] = {
     "all_reduce": (Partial, Broadcast),
     "all_gather": (Split, Broadcast),
     "reduce_scatter": (Partial, Split),
