@@ -20,6 +20,7 @@ from sbp.runtime.executor import ExecutionError
 from sbp.shards import scatter
 from sbp.trace import GraphBuilder
 from sbp.trial import draw_inputs
+from tests.test_comm_mpi import run as run_on_mpi
 
 RNG = numpy.random.default_rng
 MESHES = [Mesh((2,)), Mesh((3,)), Mesh((2, 2), ("dp", "tp"))]
@@ -520,3 +521,10 @@ def test_import_loads_no_solver():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
         == "False"
     )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_one_process_per_rank(size):
+    finished = run_on_mpi("mpi_global_tensor.py", size)
+    assert finished.returncode == 0, finished.stderr
+    assert sorted(finished.stdout.split("\n"))[1:] == [f"rank {rank} of {size} agrees" for rank in range(size)]
