@@ -16,7 +16,7 @@ help:
 	@echo "make demo    plan GPT-2 124M for 8 A100s, then train a small GPT on 4 ranks in this process and compare"
 	@echo "make test    all tests (those that need an extra that is not installed skip, with the reason)"
 	@echo "make lint    ruff, and mypy on the installed package"
-	@echo "make fuzz    the property tests with many more examples, and every operator's rule by brute force"
+	@echo "make fuzz    the property tests with many more examples, 2,000 random programs under random layouts, and every rule"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make clean   remove the environment and everything that was built"
 
@@ -60,6 +60,7 @@ lint: $(VENV)/extra-lint.stamp
 
 fuzz: $(VENV)/extra-test.stamp
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=fuzz -n $(JOBS) tests
+	SBP_FUZZ=2000 $(BIN)/python -m pytest -q -n $(JOBS) tests/test_fuzz.py
 	$(BIN)/sbp check-rules
 
 wheel: $(VENV)/core.stamp
