@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sbp.errors import InfeasibleError, LayoutError, PlanError, SbpError, TimeLimitError
@@ -22,6 +24,7 @@ from sbp.planner.solver import Limits
 from sbp.planner.strategies import LEAST_FILL, Restriction
 from sbp.planner.workload import workload
 
+RECOMPUTE = ("auto", "none", "full")
 Progress = Callable[[str], None]
 RestrictionFor = Callable[[Graph, Mesh], Restriction]
 
@@ -36,6 +39,7 @@ def auto_parallel(
     training: bool = True,
     optimizer: Optimizer | str | None = None,
     precision: str | None = None,
+    recompute: str = "auto",
     mesh: Mesh | Sequence[int] | str | None = None,
     pins: Mapping[str, str | Layout] | None = None,
     memory_limit: int | None = None,
@@ -66,6 +70,9 @@ def auto_parallel(
         An optimizer of `sbp.optim` or its name; default AdamW.
     precision
         "mixed" (default in training: bf16 compute, f32 state), "bf16" (default in inference), "f32" or "f64".
+    recompute
+        "none": activations are kept; "full": every layer's forward part is run again in the backward phase (see
+        `sbp.passes.recompute`); "auto" (default): none, and full where nothing fits otherwise.
     mesh
         A mesh or its sizes; default: the 1-D and 2-D meshes that respect the nodes are all tried.
     pins
@@ -97,55 +104,36 @@ def auto_parallel(
     SbpError
         Bad input; names the place.
     """
+    if recompute not in RECOMPUTE:
+        raise PlanError(f"recompute is one of {', '.join(RECOMPUTE)}, got {recompute!r}.")
     machine = Cluster.resolve(cluster, nodes)
-    step = workload(model, machine.size, batch, sequence, training, optimizer, precision)
-    costs = as_cost_model(machine if cost_model is None else cost_model)
     if memory_limit is None:
         memory_limit = machine.device.usable_memory_bytes
-    if memory_limit <= 0 or time_limit <= 0:
+    if memory_limit <= 0 or not 0 < time_limit < math.inf:
         raise PlanError(f"memory_limit and time_limit must be above 0, got {memory_limit} bytes and {time_limit} s.")
     meshes = _meshes(mesh, machine, pins)
-    started = time.monotonic()
-    best: Outcome | None = None
-    tried: list[Tried] = []
-    failures: list[SbpError] = []
-    for number, candidate in enumerate(meshes):
-        share = (time_limit - (time.monotonic() - started)) / (len(meshes) - number)
-        if best is not None and share <= 0:
-            tried.append(Tried(candidate, None, None, "not tried: the time limit passed"))
-            continue
-        if progress:
-            progress(f"planning {step.graph.name} on {candidate} ({number + 1} of {len(meshes)})")
-        try:
-            narrowed = Both(
-                Pins(step.graph, candidate, pins) if pins else None,
-                restriction(step.graph, candidate) if restriction else None,
-            )
-            limits = Limits(max(share, 1.0), threads, seed)
-            found = search(
-                step.graph,
-                candidate,
-                costs,
-                memory_limit,
-                limits,
-                narrowed if narrowed.parts else None,
-                least_fill,
-                progress,
-                best.objective_seconds if best else None,
-            )
-        except Outbid as outbid:
-            stopped = "stopped: its lower bound exceeds the best plan"
-            tried.append(Tried(candidate, None, outbid.lower_bound_seconds, stopped))
-            continue
-        except (InfeasibleError, TimeLimitError) as error:
-            failures.append(error)
-            tried.append(Tried(candidate, None, None, str(error)))
-            continue
-        tried.append(Tried(candidate, found.objective_seconds, found.lower_bound_seconds, found.status.value))
-        if best is None or found.objective_seconds < best.objective_seconds:
-            best = found
+    task = _Task(
+        as_cost_model(machine if cost_model is None else cost_model),
+        meshes,
+        pins or {},
+        restriction,
+        memory_limit,
+        time.monotonic() + time_limit,
+        Limits(time_limit, threads, seed),
+        least_fill,
+        progress or (lambda text: None),
+    )
+    step = workload(model, machine.size, batch, sequence, training, optimizer, precision, recompute == "full")
+    best, tried, failures = _best_over_meshes(task, step.graph)
+    if best is None and recompute == "auto" and training and any(isinstance(e, InfeasibleError) for e in failures):
+        again = workload(model, machine.size, batch, sequence, training, optimizer, precision, True)
+        if len(again.graph.nodes) > len(step.graph.nodes):
+            task.progress(f"{step.graph.name} does not fit; planning it with recompute")
+            found, tried_again, _ = _best_over_meshes(task, again.graph)
+            if found is not None:
+                best, step, tried = found, again, [*tried, *tried_again]
     if best is None:
-        raise _why_nothing(failures, step.graph, meshes, machine, costs, pins, memory_limit, threads, seed)
+        raise _why_nothing(task, failures, step.graph, machine)
     return Plan(
         graph=step.graph,
         cluster=machine,
@@ -160,6 +148,72 @@ def auto_parallel(
         tried=tuple(tried),
         cost_model=cost_model,
     )
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a search over meshes needs besides the graph; `deadline` is a time of `time.monotonic`."""
+
+    costs: CostModel
+    meshes: tuple[Mesh, ...]
+    pins: Mapping[str, str | Layout]
+    restriction: RestrictionFor | None
+    memory_limit: int
+    deadline: float
+    limits: Limits
+    least_fill: float
+    progress: Progress
+
+    def search(
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        seconds: float,
+        pins: Mapping[str, str | Layout],
+        cutoff: float | None = None,
+    ) -> Outcome:
+        """The search on one mesh, under the pins and the restriction."""
+        narrowed = Both(
+            Pins(graph, mesh, pins) if pins else None,
+            self.restriction(graph, mesh) if self.restriction else None,
+        )
+        return search(
+            graph,
+            mesh,
+            self.costs,
+            self.memory_limit,
+            replace(self.limits, time_limit=max(seconds, 1.0)),
+            narrowed if narrowed.parts else None,
+            self.least_fill,
+            self.progress,
+            cutoff,
+        )
+
+
+def _best_over_meshes(task: _Task, graph: Graph) -> tuple[Outcome | None, list[Tried], list[SbpError]]:
+    """The best plan over all meshes, what came of each, and why there was none."""
+    best: Outcome | None = None
+    tried: list[Tried] = []
+    failures: list[SbpError] = []
+    for number, mesh in enumerate(task.meshes):
+        share = (task.deadline - time.monotonic()) / (len(task.meshes) - number)
+        if best is not None and share <= 0:
+            tried.append(Tried(mesh, None, None, "not tried: the time limit passed"))
+            continue
+        task.progress(f"planning {graph.name} on {mesh} ({number + 1} of {len(task.meshes)})")
+        try:
+            found = task.search(graph, mesh, share, task.pins, best.objective_seconds if best else None)
+        except Outbid as outbid:
+            stopped = "stopped: its lower bound exceeds the best plan"
+            tried.append(Tried(mesh, None, outbid.lower_bound_seconds, stopped))
+        except (InfeasibleError, TimeLimitError) as error:
+            failures.append(error)
+            tried.append(Tried(mesh, None, None, str(error)))
+        else:
+            tried.append(Tried(mesh, found.objective_seconds, found.lower_bound_seconds, found.status.value))
+            if best is None or found.objective_seconds < best.objective_seconds:
+                best = found
+    return best, tried, failures
 
 
 def _meshes(
@@ -191,39 +245,30 @@ def _meshes(
     return fitting
 
 
-def _why_nothing(
-    failures: list[SbpError],
-    graph: Graph,
-    meshes: Sequence[Mesh],
-    cluster: Cluster,
-    costs: CostModel,
-    pins: Mapping[str, str | Layout] | None,
-    memory_limit: int,
-    threads: int,
-    seed: int,
-) -> SbpError:
+def _why_nothing(task: _Task, failures: list[SbpError], graph: Graph, cluster: Cluster) -> SbpError:
     """Why no mesh has a plan: the kind of memory that is missing, the pins that conflict, or the first reason given."""
     if all(isinstance(error, TimeLimitError) for error in failures):
         return failures[0]
     needed = state_bytes_per_device(graph, cluster)
     total = sum(needed.values())
-    if total > memory_limit:
+    if total > task.memory_limit:
         parts = ", ".join(f"{kind} {_gib(size)}" for kind, size in needed.items() if size)
         return InfeasibleError(
-            f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {_gib(memory_limit)} usable each): "
+            f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {_gib(task.memory_limit)} usable each): "
             f"even cut into {cluster.size} equal shards its state needs {_gib(total)} per device ({parts}), "
-            f"{_gib(total - memory_limit)} too much. Use more devices, a device with more memory, a lower precision or an "
+            f"{_gib(total - task.memory_limit)} too much. Use more devices, a device with more memory, a lower precision or an "
             "optimizer with less state."
         )
     first = next(error for error in failures if isinstance(error, InfeasibleError))
-    if pins and len(pins) >= 1:
-        conflict = _conflicting_pins(graph, meshes[0], costs, pins, memory_limit, threads, seed)
-        if conflict:
-            listed = ", ".join(f"{pattern!r}: {Layout.parse(pins[pattern])}" for pattern in conflict)
-            return InfeasibleError(
-                f"{graph.name} on {meshes[0]}: no plan satisfies the pins {listed} together; without any one of them "
-                f"there is a plan. {first}"
-            )
+    conflict = _conflicting_pins(task, graph) if task.pins else ()
+    if conflict:
+        listed = ", ".join(f"{pattern!r}: {Layout.parse(task.pins[pattern])}" for pattern in conflict)
+        together = (
+            " together; without any one of them there is a plan" if len(conflict) > 1 else "; without it there is"
+        )
+        return InfeasibleError(
+            f"{graph.name} on {task.meshes[0]}: no plan satisfies the pins {listed}{together}. {first}"
+        )
     return first
 
 
@@ -236,29 +281,20 @@ def state_bytes_per_device(graph: Graph, cluster: Cluster) -> dict[str, int]:
     return found
 
 
-def _conflicting_pins(
-    graph: Graph,
-    mesh: Mesh,
-    costs: CostModel,
-    pins: Mapping[str, str | Layout],
-    memory_limit: int,
-    threads: int,
-    seed: int,
-) -> tuple[str, ...]:
+def _conflicting_pins(task: _Task, graph: Graph) -> tuple[str, ...]:
     """A minimal set of pins that no plan satisfies, by leaving out one by one; empty if the pins are not to blame."""
 
     def feasible(chosen: Mapping[str, str | Layout]) -> bool:
         try:
-            restriction = Pins(graph, mesh, chosen) if chosen else None
-            search(graph, mesh, costs, memory_limit, Limits(10.0, threads, seed), restriction)
+            task.search(graph, task.meshes[0], 10.0, chosen)
         except (InfeasibleError, TimeLimitError):
             return False
         return True
 
     if not feasible({}):
         return ()
-    needed = dict(pins)
-    for pattern in pins:
+    needed = dict(task.pins)
+    for pattern in task.pins:
         without = {key: value for key, value in needed.items() if key != pattern}
         if not feasible(without):
             needed = without

@@ -11,6 +11,7 @@ from sbp.graph import Graph
 from sbp.models import PRESETS, TINY, config_named
 from sbp.nn.module import Module
 from sbp.optim import SGD, Adam, AdamW, Optimizer, optimizer_named
+from sbp.passes.recompute import with_recompute
 from sbp.training import inference, training_step
 
 DEFAULT_SAMPLES_PER_DEVICE = 8
@@ -37,6 +38,7 @@ def workload(
     training: bool = True,
     optimizer: Optimizer | str | None = None,
     precision: str | None = None,
+    recompute: bool = False,
 ) -> Workload:
     """The graph of one step.
 
@@ -52,6 +54,8 @@ def workload(
         Sequence length; default the model's own.
     precision
         Default "mixed" for training and "bf16" for inference.
+    recompute
+        Run the layers' forward parts again in the backward phase (see `sbp.passes.recompute`).
     """
     if isinstance(model, Graph):
         return Workload(model.validate(), {})
@@ -67,7 +71,7 @@ def workload(
     precision = precision or ("mixed" if training else "bf16")
     name = model if isinstance(model, str) else type(module).__name__
     optimizer = None if optimizer is None else optimizer_named(optimizer)
-    graph = _graph(module, batch, sequence, training, optimizer, precision, name)
+    graph = _graph(module, batch, sequence, training, optimizer, precision, recompute, name)
     config = getattr(module, "config", None)
     if config is None or not (optimizer is None or type(optimizer) in _OPTIMIZERS):
         return Workload(graph, {})
@@ -82,6 +86,7 @@ def workload(
             "training": training,
             "optimizer": None if optimizer is None else {"kind": type(optimizer).__name__, **asdict(optimizer)},
             "precision": precision,
+            "recompute": recompute,
         },
     )
 
@@ -109,15 +114,9 @@ def scaled_workload(model: Mapping[str, Any]) -> Graph:
         limit = getattr(config.scaled(), "default_sequence", None)
         if sequence is not None and limit is not None:
             sequence = min(sequence, limit)
-        return _graph(
-            module,
-            model["batch"],
-            sequence,
-            model["training"],
-            optimizer,
-            model["precision"],
-            f"scaled {model['name']}",
-        )
+        name = f"scaled {model['name']}"
+        batch, training, precision = model["batch"], model["training"], model["precision"]
+        return _graph(module, batch, sequence, training, optimizer, precision, model["recompute"], name)
     except (KeyError, TypeError) as error:
         raise PlanError(f"the plan's field `model` is incomplete or wrong ({error}); plan again.") from None
 
@@ -129,11 +128,13 @@ def _graph(
     training: bool,
     optimizer: Optimizer | None,
     precision: str,
+    recompute: bool,
     name: str,
 ) -> Graph:
-    if training:
-        return training_step(module, batch, sequence, optimizer, precision, name)
-    return inference(module, batch, sequence, precision, name)
+    if not training:
+        return inference(module, batch, sequence, precision, name)
+    graph = training_step(module, batch, sequence, optimizer, precision, name)
+    return with_recompute(graph) if recompute else graph
 
 
 def _optimizer(data: Mapping[str, Any] | None) -> Optimizer | None:
