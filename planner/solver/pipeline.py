@@ -41,30 +41,38 @@ def solve(
     """
     limits = limits or Limits()
     clock = Clock(limits.time_limit)
-    with_rows = scaled(problem)
-    state = State(problem, with_rows, clock, limits, progress)
+    state = State(problem, scaled(problem), clock, limits, progress)
+    try:
+        _stages(state, without)
+    except KeyboardInterrupt:
+        # Anytime: what is known when the user has waited enough is the answer.
+        state.statistics["interrupted"] = True
+    finally:
+        state.process.kill()
+    return state.assignment()
+
+
+def _stages(state: State, without: tuple[str, ...]) -> None:
     switches = 0 if "reduce" in without else SWITCH_ALL
-    if len(with_rows.row_times) == 0 or "free" not in without:
+    integer, clock = state.integer, state.clock
+    has_rows = len(integer.row_times) > 0
+    if not has_rows or "free" not in without:
         with state.stage("reduce"):
-            free = reduced(with_rows.with_rows(np.zeros(len(with_rows.row_times), bool)), switches, clock.expired)
+            free = reduced(integer.with_rows(np.zeros(len(integer.row_times), bool)), switches, clock.expired)
         if not free.feasible:
             state.declare_infeasible("forbidden strategies and pairs leave no choice")
-            return state.assignment()
+            return
         state.raise_bound(free.core.constant, "reduce")
-        if len(with_rows.row_times) == 0:
+        if not has_rows or _fits(state, free):
             close(state, free, without)
-            return state.assignment()
-        if _fits(state, free):
-            close(state, free, without)
-            if state.closed:
-                return state.assignment()
+            if not has_rows or state.closed:
+                return
     with state.stage("reduce"):
-        base = reduced(with_rows, switches, clock.expired)
+        base = reduced(integer, switches, clock.expired)
     if not base.feasible:
         state.declare_infeasible("memory")
-        return state.assignment()
+        return
     close(state, base, without)
-    return state.assignment()
 
 
 def _fits(state: State, free: Reduction) -> bool:
