@@ -1,0 +1,269 @@
+"""`auto_parallel`: from a model and a cluster to a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sbp.errors import InfeasibleError, LayoutError, PlanError, SbpError, TimeLimitError
+from sbp.graph import STATE_KINDS, Graph
+from sbp.layout import Layout
+from sbp.mesh import Mesh
+from sbp.nn.module import Module
+from sbp.optim import Optimizer
+from sbp.planner.cluster import Cluster
+from sbp.planner.cost import CostModel, as_cost_model
+from sbp.planner.meshes import candidate_meshes, check_mesh
+from sbp.planner.pins import Both, Pins
+from sbp.planner.plan import Plan, Tried
+from sbp.planner.search import Outbid, Outcome, search
+from sbp.planner.solver import Limits
+from sbp.planner.strategies import LEAST_FILL, Restriction
+from sbp.planner.workload import workload
+
+Progress = Callable[[str], None]
+RestrictionFor = Callable[[Graph, Mesh], Restriction]
+
+
+def auto_parallel(
+    model: str | Module | Graph,
+    cluster: str | Path | Cluster,
+    *,
+    nodes: int | None = None,
+    batch: int | None = None,
+    sequence: int | None = None,
+    training: bool = True,
+    optimizer: Optimizer | str | None = None,
+    precision: str | None = None,
+    mesh: Mesh | Sequence[int] | str | None = None,
+    pins: Mapping[str, str | Layout] | None = None,
+    memory_limit: int | None = None,
+    time_limit: float = 60.0,
+    threads: int = 2,
+    seed: int = 0,
+    cost_model: CostModel | None = None,
+    least_fill: float = LEAST_FILL,
+    restriction: RestrictionFor | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Choose the layout of every tensor of a training or inference step, and prove how far from the best it can be.
+
+    Parameters
+    ----------
+    model
+        A preset's name (`sbp.models.presets()`), a module of `sbp.nn`, or a graph.
+    cluster
+        A preset's name (`sbp clusters`), the path of a cluster file, or a `Cluster`.
+    nodes
+        Number of nodes; default the cluster's own.
+    batch, sequence
+        Global batch size (default 8 samples per device, fewer where these are more than 8,192 tokens) and sequence
+        length (default the model's own).
+    training
+        A training step with optimizer (default), or inference.
+    optimizer
+        An optimizer of `sbp.optim` or its name; default AdamW.
+    precision
+        "mixed" (default in training: bf16 compute, f32 state), "bf16" (default in inference), "f32" or "f64".
+    mesh
+        A mesh or its sizes; default: the 1-D and 2-D meshes that respect the nodes are all tried.
+    pins
+        Value name or glob -> layout that it must be stored in (parameters, inputs) or made in (all others).
+    memory_limit
+        Bytes per device; default the device's memory less what the framework reserves.
+    time_limit
+        Seconds for all solves together.
+    cost_model
+        Your own (see `sbp.planner.cost.CostModel`); default the analytic one of the cluster.
+    least_fill
+        Splits whose mean shard is less than this fraction of the largest are left out.
+    restriction
+        Narrows the choice further, a function of graph and mesh (the baselines use this).
+    progress
+        Called with a line of text now and then.
+
+    Returns
+    -------
+    Plan
+        The best over all meshes tried; `status` and `lower_bound_seconds` speak of its own mesh, `tried` of the others.
+
+    Raises
+    ------
+    InfeasibleError
+        No layout fits the memory or satisfies the pins; says how much is missing, or which pins conflict.
+    TimeLimitError
+        No plan was found in time.
+    SbpError
+        Bad input; names the place.
+    """
+    machine = Cluster.resolve(cluster, nodes)
+    step = workload(model, machine.size, batch, sequence, training, optimizer, precision)
+    costs = as_cost_model(machine if cost_model is None else cost_model)
+    if memory_limit is None:
+        memory_limit = machine.device.usable_memory_bytes
+    if memory_limit <= 0 or time_limit <= 0:
+        raise PlanError(f"memory_limit and time_limit must be above 0, got {memory_limit} bytes and {time_limit} s.")
+    meshes = _meshes(mesh, machine, pins)
+    started = time.monotonic()
+    best: Outcome | None = None
+    tried: list[Tried] = []
+    failures: list[SbpError] = []
+    for number, candidate in enumerate(meshes):
+        share = (time_limit - (time.monotonic() - started)) / (len(meshes) - number)
+        if best is not None and share <= 0:
+            tried.append(Tried(candidate, None, None, "not tried: the time limit passed"))
+            continue
+        if progress:
+            progress(f"planning {step.graph.name} on {candidate} ({number + 1} of {len(meshes)})")
+        try:
+            narrowed = Both(
+                Pins(step.graph, candidate, pins) if pins else None,
+                restriction(step.graph, candidate) if restriction else None,
+            )
+            limits = Limits(max(share, 1.0), threads, seed)
+            found = search(
+                step.graph,
+                candidate,
+                costs,
+                memory_limit,
+                limits,
+                narrowed if narrowed.parts else None,
+                least_fill,
+                progress,
+                best.objective_seconds if best else None,
+            )
+        except Outbid as outbid:
+            stopped = "stopped: its lower bound exceeds the best plan"
+            tried.append(Tried(candidate, None, outbid.lower_bound_seconds, stopped))
+            continue
+        except (InfeasibleError, TimeLimitError) as error:
+            failures.append(error)
+            tried.append(Tried(candidate, None, None, str(error)))
+            continue
+        tried.append(Tried(candidate, found.objective_seconds, found.lower_bound_seconds, found.status.value))
+        if best is None or found.objective_seconds < best.objective_seconds:
+            best = found
+    if best is None:
+        raise _why_nothing(failures, step.graph, meshes, machine, costs, pins, memory_limit, threads, seed)
+    return Plan(
+        graph=step.graph,
+        cluster=machine,
+        mesh=best.mesh,
+        decisions=best.decisions,
+        status=best.status,
+        lower_bound_seconds=best.lower_bound_seconds,
+        memory_limit=memory_limit,
+        reason=best.reason,
+        model=step.model,
+        pins={pattern: str(Layout.parse(layout)) for pattern, layout in (pins or {}).items()},
+        tried=tuple(tried),
+        cost_model=cost_model,
+    )
+
+
+def _meshes(
+    mesh: Mesh | Sequence[int] | str | None, cluster: Cluster, pins: Mapping[str, str | Layout] | None
+) -> tuple[Mesh, ...]:
+    if mesh is not None:
+        if isinstance(mesh, str):
+            mesh = Mesh.parse(mesh)
+        elif not isinstance(mesh, Mesh):
+            mesh = Mesh(tuple(mesh) if not isinstance(mesh, int) else (mesh,))
+        return (check_mesh(mesh, cluster),)
+    meshes = candidate_meshes(cluster)
+    if not pins:
+        return meshes
+    lengths = {pattern: len(Layout.parse(layout)) for pattern, layout in pins.items()}
+    if len(set(lengths.values())) > 1:
+        raise LayoutError(
+            "the pins have layouts of different numbers of mesh axes ("
+            + ", ".join(f"{pattern!r}: {count}" for pattern, count in lengths.items())
+            + "); give all one SBP per mesh axis."
+        )
+    (count,) = set(lengths.values())
+    fitting = tuple(candidate for candidate in meshes if candidate.ndim == count)
+    if not fitting:
+        raise LayoutError(
+            f"the pins have {count} SBPs each, but only meshes of 1 or 2 axes are searched on this cluster "
+            f"({', '.join(map(str, meshes))}); give mesh= to plan on another."
+        )
+    return fitting
+
+
+def _why_nothing(
+    failures: list[SbpError],
+    graph: Graph,
+    meshes: Sequence[Mesh],
+    cluster: Cluster,
+    costs: CostModel,
+    pins: Mapping[str, str | Layout] | None,
+    memory_limit: int,
+    threads: int,
+    seed: int,
+) -> SbpError:
+    """Why no mesh has a plan: the kind of memory that is missing, the pins that conflict, or the first reason given."""
+    if all(isinstance(error, TimeLimitError) for error in failures):
+        return failures[0]
+    needed = state_bytes_per_device(graph, cluster)
+    total = sum(needed.values())
+    if total > memory_limit:
+        parts = ", ".join(f"{kind} {_gib(size)}" for kind, size in needed.items() if size)
+        return InfeasibleError(
+            f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {_gib(memory_limit)} usable each): "
+            f"even cut into {cluster.size} equal shards its state needs {_gib(total)} per device ({parts}), "
+            f"{_gib(total - memory_limit)} too much. Use more devices, a device with more memory, a lower precision or an "
+            "optimizer with less state."
+        )
+    first = next(error for error in failures if isinstance(error, InfeasibleError))
+    if pins and len(pins) >= 1:
+        conflict = _conflicting_pins(graph, meshes[0], costs, pins, memory_limit, threads, seed)
+        if conflict:
+            listed = ", ".join(f"{pattern!r}: {Layout.parse(pins[pattern])}" for pattern in conflict)
+            return InfeasibleError(
+                f"{graph.name} on {meshes[0]}: no plan satisfies the pins {listed} together; without any one of them "
+                f"there is a plan. {first}"
+            )
+    return first
+
+
+def state_bytes_per_device(graph: Graph, cluster: Cluster) -> dict[str, int]:
+    """Kind of state -> the least bytes per device there can be: every value in equal shards over all devices."""
+    found = dict.fromkeys(STATE_KINDS, 0)
+    for name in graph.state:
+        value = graph.values[name]
+        found[value.kind] += -(-value.type.bytes // cluster.size)
+    return found
+
+
+def _conflicting_pins(
+    graph: Graph,
+    mesh: Mesh,
+    costs: CostModel,
+    pins: Mapping[str, str | Layout],
+    memory_limit: int,
+    threads: int,
+    seed: int,
+) -> tuple[str, ...]:
+    """A minimal set of pins that no plan satisfies, by leaving out one by one; empty if the pins are not to blame."""
+
+    def feasible(chosen: Mapping[str, str | Layout]) -> bool:
+        try:
+            restriction = Pins(graph, mesh, chosen) if chosen else None
+            search(graph, mesh, costs, memory_limit, Limits(10.0, threads, seed), restriction)
+        except (InfeasibleError, TimeLimitError):
+            return False
+        return True
+
+    if not feasible({}):
+        return ()
+    needed = dict(pins)
+    for pattern in pins:
+        without = {key: value for key, value in needed.items() if key != pattern}
+        if not feasible(without):
+            needed = without
+    return tuple(needed)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

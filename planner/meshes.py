@@ -1,0 +1,31 @@
+"""Which meshes to try on a cluster: one axis, and two axes of which the inner one respects the nodes."""
+
+from __future__ import annotations
+
+from sbp.errors import MeshError
+from sbp.mesh import Mesh
+from sbp.planner.cluster import Cluster
+
+
+def candidate_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
+    """The 1-D mesh and the 2-D factorizations whose inner axis is part of a node, or whole nodes.
+
+    The 1-D mesh comes first: it is planned soonest, and its plan lets the others stop when their bound exceeds it.
+    """
+    size, inside = cluster.size, cluster.devices_per_node
+    found = []
+    for inner in range(2, size // 2 + 1):
+        if size % inner == 0 and (inside % inner == 0 or inner % inside == 0):
+            found.append(Mesh((size // inner, inner)))
+    found.sort(key=lambda mesh: (mesh.shape[1] != inside, -mesh.shape[1]))
+    return (Mesh((size,)), *found)
+
+
+def check_mesh(mesh: Mesh, cluster: Cluster) -> Mesh:
+    """Raise `MeshError` unless the mesh has as many ranks as the cluster has devices."""
+    if mesh.size != cluster.size:
+        raise MeshError(
+            f"{mesh} has {mesh.size} ranks, but the cluster {cluster.name} has {cluster.nodes} nodes x "
+            f"{cluster.devices_per_node} devices = {cluster.size}; choose sizes whose product is {cluster.size}."
+        )
+    return mesh

@@ -1,0 +1,391 @@
+"""A plan: decisions with everything that follows from them, printable, saved and loaded, verified and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sbp.errors import PlanError, SbpError
+from sbp.graph import Graph
+from sbp.layout import Layout
+from sbp.mesh import Mesh
+from sbp.planner.boxing import BoxingTable
+from sbp.planner.cluster import Cluster
+from sbp.planner.cost import CostModel, as_cost_model
+from sbp.planner.decisions import Decisions
+from sbp.planner.lowering import lower
+from sbp.planner.memory import MemoryProfile, live_at, memory_profile
+from sbp.planner.meshes import check_mesh
+from sbp.planner.physical import COLLECTIVES, Box, Compute, PhysicalPlan, Register
+from sbp.planner.search import objective_seconds
+from sbp.planner.solver import Status
+from sbp.planner.timing import COMPUTE, Timeline, predict_timeline
+from sbp.rule import Signature
+
+if TYPE_CHECKING:
+    from sbp.runtime.verify import Verification
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Predicted seconds of one step.
+
+    Attributes
+    ----------
+    compute_seconds
+        All operators on the rank with the largest shards, local layout changes included.
+    boxing_seconds
+        Mesh axis name -> collectives along it.
+    step_seconds
+        Length of the step when collectives overlap with compute as the order of the plan allows.
+    exposed_seconds
+        The part of the collectives that does not hide behind compute: step less compute.
+    objective_seconds
+        Compute and collectives added up: what the search minimises.
+    flops
+        FLOP of one rank.
+    """
+
+    compute_seconds: float
+    boxing_seconds: Mapping[str, float]
+    step_seconds: float
+    exposed_seconds: float
+    objective_seconds: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoxingStep:
+    """One boxing step of a plan: which value, how, along which mesh axis, for whom."""
+
+    value: str
+    kind: str
+    axis: str
+    before: Layout
+    after: Layout
+    bytes: int
+    seconds: float
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory per device at the peak of the step, in bytes, by kind (see `sbp.planner.memory.KINDS`), and its limit."""
+
+    by_kind: Mapping[str, int]
+    peak_bytes: int
+    limit_bytes: int | None
+    reserved_bytes: int
+
+    def fits(self, device_bytes: float) -> bool:
+        """Whether the step fits on a device with so much memory, with what the framework reserves of it."""
+        return self.peak_bytes + self.reserved_bytes <= device_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A mesh that the search tried, with what came of it."""
+
+    mesh: Mesh
+    objective_seconds: float | None
+    lower_bound_seconds: float | None
+    outcome: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Where every tensor lies, what moves, what it costs, and how far from the best it can be.
+
+    Attributes
+    ----------
+    status, lower_bound_seconds
+        What the solver proved on this mesh; the bound holds for every plan on it.
+    model
+        How the graph was made (configuration, batch, sequence, optimizer, precision); {} for a graph of one's own.
+    tried
+        The meshes tried.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    mesh: Mesh
+    decisions: Decisions
+    status: Status
+    lower_bound_seconds: float
+    memory_limit: int | None = None
+    reason: str = ""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    pins: Mapping[str, str] = field(default_factory=dict)
+    tried: tuple[Tried, ...] = ()
+    cost_model: CostModel | None = None
+
+    @cached_property
+    def costs(self) -> CostModel:
+        """The cost model that prices this plan."""
+        return as_cost_model(self.cost_model or self.cluster)
+
+    @cached_property
+    def physical(self) -> PhysicalPlan:
+        """The program of every rank."""
+        return lower(self.graph, self.mesh, self.decisions, self.costs, BoxingTable(self.mesh, self.costs))
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When every operation of `physical` is predicted to run."""
+        return predict_timeline(self.physical)
+
+    @cached_property
+    def memory_profile(self) -> MemoryProfile:
+        """Memory over the operations of `physical`."""
+        return memory_profile(self.physical)
+
+    @property
+    def objective_seconds(self) -> float:
+        """Compute and boxing of the finished plan, added up operation by operation."""
+        return objective_seconds(self.physical)
+
+    @property
+    def gap(self) -> float:
+        """(objective - lower bound) / objective."""
+        objective = self.objective_seconds
+        return max(0.0, (objective - self.lower_bound_seconds) / objective) if objective > 0 else 0.0
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Predicted times."""
+        by_axis = dict.fromkeys(self.mesh.names, 0.0)
+        flops = 0.0
+        for operation in self.physical.operations:
+            if isinstance(operation, Box) and operation.kind in COLLECTIVES:
+                by_axis[self.mesh.names[operation.mesh_axis]] += operation.seconds
+            elif isinstance(operation, Compute):
+                flops += operation.flops
+        timeline = self.timeline
+        return Cost(
+            timeline.busy_seconds(COMPUTE),
+            by_axis,
+            timeline.step_seconds,
+            timeline.exposed_seconds,
+            self.objective_seconds,
+            flops,
+        )
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Memory per device at the peak."""
+        profile = self.memory_profile
+        return Memory(
+            profile.at_peak(), profile.peak_bytes, self.memory_limit, self.cluster.device.reserved_memory_bytes
+        )
+
+    @cached_property
+    def live_at_peak(self) -> tuple[Register, ...]:
+        """The registers that hold the memory of the peak (see `memory_profile`), the largest first."""
+        return live_at(self.physical, self.memory_profile.peak_at)
+
+    @cached_property
+    def layouts(self) -> Mapping[str, Layout]:
+        """Value -> the layout it is stored in (sources) or made in (all others)."""
+        return {name: self.decisions.made(self.graph, name) for name in self.graph.values}
+
+    @cached_property
+    def boxing(self) -> tuple[BoxingStep, ...]:
+        """Every boxing step, in program order."""
+        registers = self.physical.registers
+        return tuple(
+            BoxingStep(
+                registers[operation.inputs[0]].value,
+                operation.kind,
+                self.mesh.names[operation.mesh_axis],
+                registers[operation.inputs[0]].layout,
+                registers[operation.outputs[0]].layout,
+                operation.bytes,
+                operation.seconds,
+                operation.phase,
+            )
+            for operation in self.physical.operations
+            if isinstance(operation, Box)
+        )
+
+    # -- printing ----------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        from sbp.report.text import plan_text
+
+        return plan_text(self)
+
+    def __repr__(self) -> str:
+        proof = f"{self.status.value}, gap {self.gap:.2%}"
+        return f"<Plan of {self.graph.name} on {self.mesh}: {self.objective_seconds:.6g} s, {proof}>"
+
+    def _repr_html_(self) -> str:
+        from sbp.report.html import plan_html
+
+        return plan_html(self)
+
+    def show(self) -> Any:
+        """Interactive figures (plotly): layouts, step-time breakdown, memory over time."""
+        from sbp.report.figures import plan_figures
+
+        return plan_figures(self)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data of schema `SCHEMA`; the same plan gives the same data."""
+        nodes = {node.name: self.decisions.signatures[node.name] for node in self.graph.nodes}
+        return {
+            "format": "sbp-plan",
+            "schema": SCHEMA,
+            "model": dict(self.model),
+            "cluster": self.cluster.to_json(),
+            "mesh": {"shape": list(self.mesh.shape), "names": list(self.mesh.names)},
+            "status": self.status.value,
+            "reason": self.reason,
+            "objective_seconds": self.objective_seconds,
+            "lower_bound_seconds": self.lower_bound_seconds,
+            "memory_limit_bytes": self.memory_limit,
+            "pins": dict(self.pins),
+            "tried": [
+                {
+                    "mesh": {"shape": list(t.mesh.shape), "names": list(t.mesh.names)},
+                    "objective_seconds": t.objective_seconds,
+                    "lower_bound_seconds": t.lower_bound_seconds,
+                    "outcome": t.outcome,
+                }
+                for t in self.tried
+            ],
+            "sources": {name: str(layout) for name, layout in self.decisions.sources.items()},
+            "signatures": {
+                name: [list(map(str, signature.inputs)), list(map(str, signature.outputs))]
+                for name, signature in nodes.items()
+            },
+            "outputs": {name: str(layout) for name, layout in self.decisions.outputs.items()},
+            "kept": {name: str(layout) for name, layout in self.decisions.kept.items()},
+            "graph": self.graph.to_json(),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan file (JSON); the same plan gives the same bytes."""
+        import orjson
+
+        data = orjson.dumps(self.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        try:
+            Path(path).write_bytes(data)
+        except OSError as error:
+            raise PlanError(f"cannot write the plan file {path}: {error.strerror or error}.") from None
+
+    @classmethod
+    def load(cls, path: str | Path, cost_model: CostModel | None = None) -> Plan:
+        """Read a plan file, checking that every layout in it is legal.
+
+        Raises
+        ------
+        PlanError
+            Missing, truncated, of another schema, or contradictory; the message names the file and the field.
+        """
+        import orjson
+
+        try:
+            data = orjson.loads(Path(path).read_bytes())
+        except OSError as error:
+            raise PlanError(f"cannot read the plan file {path}: {error.strerror or error}.") from None
+        except orjson.JSONDecodeError as error:
+            raise PlanError(f"{path} is not a complete JSON file ({error}); write it again with Plan.save.") from None
+        try:
+            return cls.from_json(data, cost_model)
+        except SbpError as error:
+            raise PlanError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], cost_model: CostModel | None = None) -> Plan:
+        """Read what `to_json` wrote."""
+        if not isinstance(data, Mapping) or data.get("format") != "sbp-plan":
+            raise PlanError("this is not a plan; `sbp plan ... --out plan.json` writes one.")
+        if data.get("schema") != SCHEMA:
+            raise PlanError(f"plan of schema {data.get('schema')!r}, this version reads schema {SCHEMA}; plan again.")
+        try:
+            graph = Graph.from_json(data["graph"])
+            cluster = Cluster.from_json(data["cluster"])
+            mesh = check_mesh(Mesh(tuple(data["mesh"]["shape"]), tuple(data["mesh"]["names"])), cluster)
+            decisions = Decisions(
+                {name: Layout.parse(text) for name, text in data["sources"].items()},
+                {
+                    name: Signature(tuple(map(Layout.parse, pair[0])), tuple(map(Layout.parse, pair[1])))
+                    for name, pair in data["signatures"].items()
+                },
+                {name: Layout.parse(text) for name, text in data["outputs"].items()},
+                {name: Layout.parse(text) for name, text in data["kept"].items()},
+            )
+            tried = tuple(
+                Tried(
+                    Mesh(tuple(item["mesh"]["shape"]), tuple(item["mesh"]["names"])),
+                    item["objective_seconds"],
+                    item["lower_bound_seconds"],
+                    item["outcome"],
+                )
+                for item in data["tried"]
+            )
+            plan = cls(
+                graph,
+                cluster,
+                mesh,
+                decisions.check(graph, mesh),
+                Status(data["status"]),
+                float(data["lower_bound_seconds"]),
+                data["memory_limit_bytes"],
+                data["reason"],
+                dict(data["model"]),
+                dict(data["pins"]),
+                tried,
+                cost_model,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise PlanError(f"field {error} is missing or of the wrong type; write the plan again.") from None
+        return plan
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def on(self, graph: Graph) -> Plan:
+        """The same decisions on a graph of equal structure and other sizes (same node and value names).
+
+        All costs and the memory are those of the new sizes. What the solver proved about the old ones is not kept: the
+        status is FEASIBLE, the lower bound 0, and `reason` says so.
+
+        Raises
+        ------
+        PlanError
+            A node or value is missing, or a signature is not legal for the other sizes.
+        """
+        return replace(
+            self,
+            graph=graph,
+            decisions=self.decisions.check(graph, self.mesh),
+            status=Status.FEASIBLE,
+            lower_bound_seconds=0.0,
+            memory_limit=None,
+            reason=f"layouts taken over from a plan of {self.graph.name}; nothing is proven for these sizes",
+            model={},
+            tried=(),
+        )
+
+    def verify(self, seed: int = 0, **options: Any) -> Verification:
+        """Run the plan on in-process ranks with random inputs, in float64, against the unsharded program.
+
+        A plan whose tensors are too large for this machine is verified on scaled-down shapes; options as for
+        `sbp.runtime.planned.verify_plan`.
+        """
+        from sbp.runtime.planned import verify_plan
+
+        return verify_plan(self, seed=seed, **options)
+
+    def run(self, steps: int = 1, progress: Callable[..., None] | None = None, **options: Any) -> Any:
+        """Run training (or inference) steps of the plan; see `sbp.runtime.planned.run_plan`."""
+        from sbp.runtime.planned import run_plan
+
+        return run_plan(self, steps=steps, progress=progress, **options)

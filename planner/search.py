@@ -1,0 +1,146 @@
+"""The best decisions on one mesh: formulate, solve, lower, and check the result against the problem it came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sbp.errors import InfeasibleError, PlanError, TimeLimitError
+from sbp.graph import Graph
+from sbp.mesh import Mesh
+from sbp.planner.boxing import BoxingTable
+from sbp.planner.cost import CostModel
+from sbp.planner.decisions import Decisions
+from sbp.planner.formulation import formulate
+from sbp.planner.lowering import lower
+from sbp.planner.memory import memory_profile
+from sbp.planner.physical import PhysicalPlan
+from sbp.planner.solver import Assignment, Limits, Status, solve
+from sbp.planner.strategies import LEAST_FILL, Restriction, Strategies
+
+Progress = Callable[[str], None]
+
+_AGREEMENT = 1e-9
+"""Relative difference allowed between a solver's objective and the plan's, summed in another order."""
+
+_MEMORY_ROUNDS = 4
+
+
+class Outbid(Exception):
+    """Every plan on the mesh costs more than the cutoff: at least `lower_bound_seconds`."""
+
+    def __init__(self, lower_bound_seconds: float) -> None:
+        super().__init__(lower_bound_seconds)
+        self.lower_bound_seconds = lower_bound_seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search on one mesh found; `lower_bound_seconds` holds for every plan on that mesh."""
+
+    mesh: Mesh
+    decisions: Decisions
+    physical: PhysicalPlan
+    objective_seconds: float
+    lower_bound_seconds: float
+    status: Status
+    reason: str
+
+    @property
+    def gap(self) -> float:
+        """(objective - lower bound) / objective."""
+        if self.objective_seconds <= 0:
+            return 0.0
+        return max(0.0, (self.objective_seconds - self.lower_bound_seconds) / self.objective_seconds)
+
+
+def objective_seconds(physical: PhysicalPlan) -> float:
+    """The objective of a finished plan: compute and boxing, operation by operation."""
+    return math.fsum(operation.seconds for operation in physical.operations)
+
+
+def search(
+    graph: Graph,
+    mesh: Mesh,
+    costs: CostModel,
+    memory_limit: int | None,
+    limits: Limits,
+    restriction: Restriction | None = None,
+    least_fill: float = LEAST_FILL,
+    progress: Progress | None = None,
+    cutoff: float | None = None,
+) -> Outcome:
+    """The cheapest plan of a graph on a mesh whose memory stays within `memory_limit` bytes per device.
+
+    The problem counts what values need; the finished plan also counts what is needed while layouts change. Where that
+    makes the plan exceed the limit, the problem is solved again under a limit that is smaller by the excess; the lower
+    bound stays that of the first problem.
+
+    Parameters
+    ----------
+    cutoff
+        Seconds of a plan that is known on another mesh: the search stops as soon as its bound exceeds them.
+
+    Raises
+    ------
+    Outbid
+        Nothing on this mesh is better than the cutoff.
+    InfeasibleError, TimeLimitError
+        Nothing fits (with the reason), or nothing was found in time.
+    """
+
+    def watch(incumbent: float, bound: float, stage: str) -> None:
+        if cutoff is not None and bound > cutoff:
+            raise Outbid(bound)
+
+    boxing = BoxingTable(mesh, costs)
+    strategies = Strategies(graph, mesh, costs, boxing, restriction, least_fill)
+    formulation = formulate(strategies, memory_limit)
+    limit, bound, least_peak = memory_limit, None, 1 << 62
+    for _ in range(_MEMORY_ROUNDS):
+        problem = formulation.problem.with_limit(limit)
+        assignment = solve(problem, limits, progress=watch)
+        bound = float(assignment.lower_bound) if bound is None else bound
+        if assignment.choice is None:
+            if limit != memory_limit:
+                break
+            raise _nothing_found(graph, mesh, assignment)
+        decisions = formulation.decode(assignment.choice)
+        physical = lower(graph, mesh, decisions, costs, boxing)
+        total = objective_seconds(physical)
+        promised = float(assignment.objective)
+        # A choice that is not optimal may pay for copies that nobody reads; the plan never makes those.
+        proven = assignment.status is Status.OPTIMAL
+        if total > promised * (1 + _AGREEMENT) or (proven and total < bound * (1 - _AGREEMENT)):
+            raise PlanError(
+                f"{graph.name} on {mesh}: the finished plan costs {total!r} s, the solver promised {promised!r} s with a "
+                f"bound of {bound!r} s; this is a fault of sbp, please report it with the graph."
+            )
+        peak = memory_profile(physical).peak_bytes
+        least_peak = min(peak, least_peak)
+        if memory_limit is None or peak <= memory_limit:
+            status = assignment.status
+            if status is Status.OPTIMAL and limit != memory_limit and total > bound:
+                status = Status.FEASIBLE
+            return Outcome(mesh, decisions, physical, total, min(bound, total), status, assignment.reason)
+        assert limit is not None
+        limit -= max(peak - memory_limit, 1)
+        if progress:
+            progress(f"{mesh}: layout changes need {peak - memory_limit:,} bytes more than the limit; solving again")
+        if limit <= 0:
+            break
+    raise InfeasibleError(
+        f"{graph.name} on {mesh}: no plan was found within {memory_limit:,} bytes per device, though that none exists is "
+        f"not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. Allow that "
+        "much more, or use more devices."
+    )
+
+
+def _nothing_found(graph: Graph, mesh: Mesh, assignment: Assignment) -> Exception:
+    if assignment.status is Status.INFEASIBLE:
+        return InfeasibleError(f"{graph.name} on {mesh}: {assignment.reason}")
+    return TimeLimitError(
+        f"{graph.name} on {mesh}: no plan was found within the time limit (lower bound {assignment.lower_bound} s); "
+        "give more time or a larger memory limit."
+    )

@@ -1,0 +1,117 @@
+"""`sbp models`: the presets, and the values of one, as pins name them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from sbp.cli import options
+from sbp.cli.output import print_json, tables
+
+
+@click.command("models")
+@click.argument("name", required=False)
+@click.option(
+    "--values", is_flag=True, help="List activations and gradients too, not only parameters, inputs and state."
+)
+@options.model_options
+@options.json_option
+def models(
+    name: str | None,
+    values: bool,
+    batch: int | None,
+    seq: int | None,
+    sizes: tuple[str, ...],
+    optimizer: str | None,
+    precision: str | None,
+    inference: bool,
+    as_json: bool,
+) -> None:
+    """List the model presets; with NAME, its sizes and the values of its step, by the names that --pin matches.
+
+    \b
+    sbp models
+    sbp models gpt2
+    sbp models gpt2 --values --batch 8 --seq 128
+    """
+    if name is None:
+        if values or sizes or batch or seq:
+            raise click.UsageError("these options describe one model; name it.")
+        _list(as_json)
+        return
+    from sbp.planner.workload import workload
+
+    model = options.resolve_model(name, sizes)
+    step = workload(model, 1, batch, seq, not inference, options.optimizer_named(optimizer), precision)
+    graph = step.graph
+    shown = [graph.values[value] for value in (graph.values if values else graph.sources)]
+    if as_json:
+        print_json(
+            {
+                "name": graph.name,
+                "config": dict(step.model.get("config", {})),
+                "parameters": sum(graph.values[label].type.elements for label in graph.parameters),
+                "nodes": len(graph.nodes),
+                "values": [
+                    {"name": value.name, "shape": list(value.shape), "dtype": value.dtype, "kind": value.kind}
+                    for value in shown
+                ],
+            }
+        )
+        return
+    from sbp.report.naming import grouped_names, template_of
+    from sbp.report.text import table
+    from sbp.report.units import bytes_text, count_text
+
+    groups: dict[Any, list[str]] = {}
+    for value in shown:
+        groups.setdefault((template_of(value.name)[0], value.type, value.kind), []).append(value.name)
+    rows = [
+        (
+            ", ".join(grouped_names(names)),
+            str(kind_type),
+            kind,
+            str(len(names)),
+            bytes_text(kind_type.bytes * len(names)),
+        )
+        for (_, kind_type, kind), names in groups.items()
+    ]
+    elements = sum(graph.values[label].type.elements for label in graph.parameters)
+    sizes_text = ", ".join(f"{key} {item}" for key, item in step.model.get("config", {}).items())
+    console = tables(as_json)
+    console.print(f"{graph.name}: {count_text(elements)} parameters, {len(graph.nodes)} nodes in its step")
+    if sizes_text:
+        console.print(sizes_text)
+    console.print(table("Values", ("!name", "!type", "kind", ">count", ">bytes"), rows))
+
+
+def _list(as_json: bool) -> None:
+    from sbp.models import PRESETS, presets
+
+    counts = presets()
+    if as_json:
+        print_json(
+            [
+                {"name": name, "parameters": counts[name], "family": type(config).__name__.removesuffix("Config")}
+                | {"config": asdict(config)}
+                for name, config in PRESETS.items()
+            ]
+        )
+        return
+    from sbp.report.text import table
+    from sbp.report.units import count_text
+
+    rows = []
+    for name, config in PRESETS.items():
+        sizes = ", ".join(f"{key} {_short(value)}" for key, value in asdict(config).items() if value is not None)
+        rows.append((name, type(config).__name__.removesuffix("Config"), count_text(counts[name]), sizes))
+    note = "`--size NAME=VALUE` replaces a size; tiny-NAME are the same families in sizes that run in milliseconds"
+    tables(as_json).print(table("Model presets", ("!preset", "!family", ">parameters", "sizes"), rows, note))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"{len(value)} of {min(value)} to {max(value)}" if len(value) > 6 else "x".join(map(str, value))
+    return str(value)

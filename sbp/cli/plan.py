@@ -1,0 +1,65 @@
+"""`sbp plan`: from a model and a cluster to a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sbp.cli import options
+from sbp.cli.output import print_json, progress, tables
+
+
+@click.command("plan")
+@click.argument("model")
+@options.cluster_options(required=True)
+@options.model_options
+@options.search_options
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the plan (JSON) for `sbp report`, `verify`, `run`.")
+@options.json_option
+@options.quiet_option
+def plan(model: str, sizes: tuple[str, ...], out: str | None, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Choose the layout of every tensor of MODEL (see `sbp models`, or a graph's JSON file) on a cluster.
+
+    Prints the plan's summary, with how far from optimal it can be. Exit code 3 if nothing fits, 4 if nothing was
+    found in time.
+
+    \b
+    sbp plan gpt2 --cluster a100-80g --nodes 1 --batch 64 --seq 1024 --out plan.json
+    sbp plan llama-3-8b --cluster h100 --nodes 2 --mesh dp=2,tp=8 --pin 'layers.*.weight=S(0), S(0)'
+    """
+    from sbp.planner.auto_parallel import auto_parallel
+
+    arguments = options.planning_arguments(**given)
+    if out is not None:
+        _check_writable(out)
+    with progress(quiet) as say:
+        found = auto_parallel(options.resolve_model(model, sizes), arguments.pop("cluster"), progress=say, **arguments)
+    if out is not None:
+        found.save(out)
+    if not quiet:
+        from sbp.report.text import plan_parts
+
+        console = tables(as_json)
+        for part in plan_parts(found):
+            console.print(part)
+        if out is not None:
+            console.print(f"The plan is in {out}; `sbp report {out}` shows all of it.")
+    if as_json:
+        from sbp.report.summary import to_json
+
+        print_json(to_json(found))
+
+
+def _check_writable(out: str) -> None:
+    """Before a minute of planning, not after it."""
+    import os
+    from pathlib import Path
+
+    from sbp.errors import PlanError
+
+    folder = Path(out).parent
+    if not folder.is_dir():
+        raise PlanError(f"cannot write the plan file {out}: there is no folder {folder}; make it first.")
+    if not os.access(out if Path(out).exists() else folder, os.W_OK):
+        raise PlanError(f"cannot write the plan file {out}: no permission to write it.")

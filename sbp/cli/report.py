@@ -1,0 +1,45 @@
+"""`sbp report`: a plan file, explained."""
+
+from __future__ import annotations
+
+import click
+
+from sbp.cli import options
+from sbp.cli.output import print_json, tables
+
+
+@click.command("report")
+@click.argument("plan_file", metavar="PLAN.JSON")
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of the tables of costs.")
+@click.option("--html", type=click.Path(dir_okay=False), help="Also write a page with the interactive figures.")
+@click.option("--value", help="The tensor that the page shows over the device grid; default the largest split one.")
+@options.json_option
+def report(plan_file: str, top: int, html: str | None, value: str | None, as_json: bool) -> None:
+    """Show a plan: step time by compute and collectives, memory by kind, layouts of all state, the largest costs.
+
+    \b
+    sbp report plan.json
+    sbp report plan.json --json > figures.json
+    sbp report plan.json --html plan.html
+    """
+    from sbp.planner.plan import Plan
+
+    if value is not None and html is None:
+        raise click.UsageError("--value chooses a figure of the page; give --html FILE too.")
+    plan = Plan.load(plan_file)
+    if html is not None:
+        from sbp.report.figures import plan_figures
+
+        plan_figures(plan, value).save(html)
+    if as_json:
+        from sbp.report.summary import to_json
+
+        print_json(to_json(plan))
+        return
+    from sbp.report.text import report_parts
+
+    console = tables(as_json)
+    for part in report_parts(plan, top):
+        console.print(part)
+    if html is not None:
+        console.print(f"The figures are in {html}.")

@@ -1,0 +1,178 @@
+"""`sbp run`: train with a plan."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sbp.cli import options
+from sbp.cli.output import print_json, tables
+
+if TYPE_CHECKING:
+    from sbp.comm.interface import Communicator
+    from sbp.cuda.interface import Backend
+
+DIFFERENT = 1
+"""Exit code of --compare where a loss differs from the unsharded run's."""
+
+TOLERANCE = {"f64": 1e-9, None: 1e-4}
+"""Relative difference of losses that --compare allows: in float64, and in the element types of the plan."""
+
+
+@click.command("run")
+@click.argument("plan_file", metavar="PLAN.JSON")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Training steps.")
+@click.option("--text", type=click.Path(), help="Text file whose bytes are the tokens; default one that Python ships.")
+@click.option("--backend", type=click.Choice(["numpy", "cupy"]), default="numpy", show_default=True,
+              help="Where arrays live: this machine's memory, or the GPU's (extra cuda).")  # fmt: skip
+@click.option("--comm", type=click.Choice(["inprocess", "mpi", "nccl"]), default="inprocess", show_default=True,
+              help="mpi: start under mpirun; nccl: start under torchrun, or with its variables set.")  # fmt: skip
+@click.option("--float64", "double", is_flag=True, help="Compute in float64 in place of the plan's element types.")
+@click.option("--compare", is_flag=True, help="Train unsharded too, and compare the losses step by step.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the initial state and the batches.")
+@options.json_option
+@options.quiet_option
+@click.pass_context
+def run(
+    context: click.Context, plan_file: str, steps: int, text: str | None, backend: str, comm: str, double: bool,
+    compare: bool, seed: int, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Train with a plan: language models on the bytes of a text, all others on random inputs.
+
+    All ranks live in this process unless --comm says otherwise. The plan must be for training, and small enough for
+    the machine.
+
+    \b
+    sbp run plan.json --steps 50
+    sbp run plan.json --steps 20 --compare --float64
+    mpirun -n 4 sbp run plan.json --steps 50 --comm mpi
+    torchrun --nproc-per-node 8 --no-python sbp run plan.json --steps 50 --backend cupy --comm nccl
+    """
+    from sbp.planner.plan import Plan
+    from sbp.runtime.planned import run_plan
+
+    plan = Plan.load(plan_file)
+    made, communicator = _communicator(backend, comm)
+    speaks = _speaks(communicator)
+    floating = "f64" if double else None
+    with _bar("sharded", steps, quiet or not speaks) as say:
+        trained = run_plan(
+            plan, steps, text=text, seed=seed, floating=floating, backend=made, communicator=communicator, progress=say
+        )
+    if communicator is not None:
+        communicator.close()
+    if not speaks:
+        return
+    reference = _unsharded(plan, steps, text, seed, floating, quiet) if compare else None
+    data: dict[str, Any] = {"steps": steps, "mesh": str(plan.mesh), "losses": list(trained.losses)}
+    worst = 0.0
+    if reference is not None:
+        worst = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(trained.losses, reference))
+        data |= {"unsharded_losses": list(reference), "largest_relative_difference": worst}
+    if not quiet:
+        _print(plan, trained.losses, reference, worst, as_json)
+    if as_json:
+        print_json(data)
+    if not worst <= TOLERANCE[floating]:  # a loss that is not a number is different, too
+        click.echo(
+            f"sbp run: the losses differ from the unsharded run by up to {worst:.2e}, more than the "
+            f"{TOLERANCE[floating]:g} allowed; `sbp verify {plan_file}` finds the operation.", err=True,
+        )  # fmt: skip
+        context.exit(DIFFERENT)
+
+
+def _communicator(backend: str, comm: str) -> tuple[Backend | None, Communicator | None]:
+    """None stands for the default."""
+    if comm == "nccl" and backend != "cupy":
+        raise click.UsageError("--comm nccl moves GPU arrays; give --backend cupy too.")
+    if comm == "mpi" and backend != "numpy":
+        raise click.UsageError("--comm mpi moves host arrays; use --backend numpy, or --comm nccl.")
+    made: Backend | None = None
+    communicator: Communicator | None = None
+    if comm == "mpi":
+        from sbp.comm.mpi import MPICommunicator
+
+        communicator = MPICommunicator()
+    elif comm == "nccl":
+        from sbp.comm.nccl import NCCLCommunicator
+
+        communicator = NCCLCommunicator()
+    if backend == "cupy":
+        from sbp.cuda.cupy_backend import CupyBackend
+
+        made = CupyBackend()
+    return made, communicator
+
+
+def _speaks(communicator: Communicator | None) -> bool:
+    """Of several processes one prints."""
+    return communicator is None or 0 in communicator.ranks
+
+
+def _unsharded(
+    plan: Any, steps: int, text: str | None, seed: int, floating: str | None, quiet: bool
+) -> tuple[float, ...]:
+    from sbp.runtime.planned import batches_for
+    from sbp.runtime.train import train_unsharded
+
+    with _bar("unsharded", steps, quiet) as say:
+        batches = batches_for(plan, text, seed)
+        return train_unsharded(plan.graph, batches, steps, seed=seed, floating=floating, progress=say).losses
+
+
+@contextmanager
+def _bar(title: str, steps: int, quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
+    """A progress bar with the loss, on stderr; ten lines where no terminal is."""
+    if quiet:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        every = max(1, steps // 10)
+
+        def line(step: int, loss: float) -> None:
+            if (step + 1) % every == 0 or step + 1 == steps:
+                print(f"{title}: step {step + 1} of {steps}, loss {loss:.6f}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from sbp.report.text import console_for
+
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console_for(sys.stderr)) as shown:
+        task = shown.add_task(title, total=steps, loss="")
+        yield lambda step, loss: shown.update(task, completed=step + 1, loss=f"loss {loss:.6f}")
+
+
+def _print(
+    plan: Any, losses: tuple[float, ...], reference: tuple[float, ...] | None, worst: float, as_json: bool
+) -> None:
+    from sbp.report.text import table
+
+    steps = len(losses)
+    shown = sorted({*range(min(3, steps)), *range(0, steps, max(1, steps // 10)), steps - 1})
+    rows = []
+    for step in shown:
+        row = [str(step + 1), f"{losses[step]:.9f}"]
+        if reference is not None:
+            row += [
+                f"{reference[step]:.9f}",
+                f"{abs(losses[step] - reference[step]) / max(abs(reference[step]), 1e-30):.1e}",
+            ]
+        rows.append(row)
+    columns = (">step", ">loss") if reference is None else (">step", ">loss", ">unsharded", ">relative difference")
+    console = tables(as_json)
+    title = f"{plan.graph.name} on {plan.mesh}, {plan.mesh.size} ranks"
+    note = "" if reference is None else f"largest relative difference of a loss over all {steps} steps: {worst:.1e}"
+    console.print(table(title, columns, rows, note))

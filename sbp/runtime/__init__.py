@@ -1,0 +1,1 @@
+"""Running physical plans: executor, verification, training loop."""

@@ -1,0 +1,124 @@
+"""Verifying and running a `Plan`: which graph, which batches, how large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sbp.comm.interface import Communicator
+from sbp.cuda.interface import Backend
+from sbp.errors import PlanError
+from sbp.graph import Graph
+from sbp.initial import draw
+from sbp.operator import REGISTRY
+from sbp.planner.plan import Plan
+from sbp.planner.workload import scaled_workload
+from sbp.runtime.train import Batch, Progress, Training, train
+from sbp.runtime.verify import Verification, verify
+
+LARGEST_BYTES = 1 << 30
+LARGEST_FLOPS = 5e10
+"""A step whose values (in float64) or whose FLOP exceed these is verified on scaled-down shapes."""
+
+
+def is_small(graph: Graph) -> bool:
+    """Whether a whole step can be run here on NumPy in float64, twice, within about a minute."""
+    values = sum(8 * value.type.elements for value in graph.values.values())
+    if values > LARGEST_BYTES:
+        return False
+    flops = 0.0
+    for node in graph.nodes:
+        rule, types, made = graph.rule(node), graph.types(node.inputs), graph.types(node.outputs)
+        flops += REGISTRY[node.op].work(rule, types, made, node.attributes, rule.signatures((1,))[0], (1,))[0]
+    return flops <= LARGEST_FLOPS
+
+
+def verify_plan(plan: Plan, seed: int = 0, *, scaled: bool | None = None, **options: Any) -> Verification:
+    """Run a plan's step on random inputs, sharded and unsharded, in float64, and compare.
+
+    Parameters
+    ----------
+    scaled
+        Use the model's scaled-down shapes with the same decisions for every node; default where the plan's own are too
+        large for this machine (`LARGEST_BYTES`, `LARGEST_FLOPS`).
+    options
+        As for `sbp.runtime.verify.verify`.
+
+    Raises
+    ------
+    PlanError
+        The plan is too large and its model cannot be scaled down.
+    """
+    if scaled is None:
+        scaled = not is_small(plan.graph)
+    if not scaled:
+        return verify(plan.graph, plan.physical, seed, **options)
+    if not plan.model:
+        raise PlanError(
+            f"the plan of {plan.graph.name} is too large to run here, and its graph was not made from a configuration that "
+            "could be scaled down; plan a smaller graph of the same structure and use Plan.on, or pass scaled=False."
+        )
+    small = plan.on(scaled_workload(plan.model))
+    return verify(small.graph, small.physical, seed, **options)
+
+
+def batches_for(plan: Plan, text: str | Path | None = None, seed: int = 0) -> Iterable[Batch]:
+    """Endless batches: bytes of a text for language models, random inputs for all others.
+
+    Parameters
+    ----------
+    text
+        A file; default a text that ships with Python.
+    """
+    graph = plan.graph
+    if set(graph.inputs) == {"tokens", "targets"}:
+        from sbp.data import batches
+
+        batch, sequence = graph.values["tokens"].shape
+        vocabulary = (graph.values["tokens"].initial.parameters if graph.values["tokens"].initial else (0, 256))[1]
+        if vocabulary < 256:
+            raise PlanError(f"the model's vocabulary of {vocabulary} is too small for bytes; plan one of at least 256.")
+        return batches(text, batch, sequence, seed)
+    if text is not None:
+        raise PlanError(f"{graph.name} reads {', '.join(graph.inputs)}, not a text; leave the text out.")
+    return _random_batches(graph, seed)
+
+
+def _random_batches(graph: Graph, seed: int) -> Iterable[Batch]:
+    step = 0
+    while True:
+        yield {name: draw(graph.values[name], seed + step) for name in graph.inputs}
+        step += 1
+
+
+def run_plan(
+    plan: Plan,
+    steps: int = 1,
+    *,
+    text: str | Path | None = None,
+    seed: int = 0,
+    floating: str | None = None,
+    backend: Backend | None = None,
+    communicator: Communicator | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Training:
+    """Train for some steps with a plan, on bytes of a text for language models and on random inputs for all others.
+
+    Parameters and errors as for `sbp.runtime.train.train`.
+    """
+    if not plan.graph.updates:
+        raise PlanError(f"the plan of {plan.graph.name} is for inference and trains nothing; plan a training step to run it.")
+    return train(
+        plan.graph,
+        plan.physical,
+        batches_for(plan, text, seed),
+        steps,
+        backend,
+        communicator,
+        seed=seed,
+        floating=floating,
+        progress=progress,
+        **options,
+    )

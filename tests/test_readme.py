@@ -1,0 +1,119 @@
+"""The README's commands and programs run as they stand there, or in a smaller size that a comment beside them gives."""
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sbp.cli.main import COMMANDS, run
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block with the comments above it."""
+
+    line: int
+    language: str
+    text: str
+    instead: tuple[str, ...]
+    not_run: str
+
+    @property
+    def commands(self):
+        """Command lines as lists of words, without the comments behind them."""
+        joined = self.text.replace("\\\n", " ")
+        return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def blocks():
+    found, comments, lines = [], [], README.read_text(encoding="utf-8").splitlines()
+    inside = None
+    for number, line in enumerate(lines, 1):
+        if inside is not None:
+            if line == "```":
+                instead = tuple(c.partition(": ")[2] for c in comments if c.startswith("run instead: "))
+                not_run = next((c.partition(": ")[2] for c in comments if c.startswith("not run: ")), "")
+                found.append(Block(inside[0], inside[1], "\n".join(inside[2]), instead, not_run))
+                inside, comments = None, []
+            else:
+                inside[2].append(line)
+        elif line.startswith("```"):
+            inside = (number, line[3:], [])
+        elif match := re.fullmatch(r"<!-- (.*) -->", line):
+            comments.append(match[1])
+        elif line.strip():
+            assert not comments, f"line {number}: a comment for a block must stand right above it"
+    return found
+
+
+BLOCKS = blocks()
+SHELL = [block for block in BLOCKS if block.language == "sh"]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+def test_all_blocks_are_found():
+    assert len(SHELL) >= 8 and len(PYTHON) >= 4
+    assert {block.language for block in BLOCKS} == {"sh", "python", ""}
+
+
+def test_every_shell_command_is_sbp_or_says_why_it_is_not_run():
+    for block in SHELL:
+        for words in block.commands:
+            assert block.not_run or (words[0] == "sbp" and words[1] in COMMANDS), f"line {block.line}: {words}"
+
+
+def test_replacements_use_the_same_commands_and_options():
+    for block in SHELL:
+        if not block.instead:
+            continue
+        smaller = [shlex.split(text) for text in block.instead]
+        assert [words[:2] for words in smaller] == [words[:2] for words in block.commands], f"line {block.line}"
+        for words, small in zip(block.commands, smaller):
+            options = {word for word in words if word.startswith("--")}
+            assert options <= set(small) | {"--nodes"}, f"line {block.line}: {small} leaves out options"
+
+
+def test_every_command_is_mentioned():
+    text = README.read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"sbp {name}" not in text] == []
+
+
+def test_commands_in_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    done = 0
+    for block in SHELL:
+        if block.not_run:
+            continue
+        commands = [shlex.split(text) for text in block.instead] or block.commands
+        for words in commands:
+            if "--html" in words and not _plotly():
+                continue
+            code = run(words[1:])
+            output = capsys.readouterr()
+            assert code == 0, f"line {block.line}: {shlex.join(words)}\n{output.err}"
+            assert output.out, f"line {block.line}: {shlex.join(words)} printed nothing"
+            done += 1
+    assert done >= 15
+
+
+def _plotly():
+    try:
+        import plotly  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: f"line{block.line}")
+def test_programs(block, tmp_path):
+    (tmp_path / "program.py").write_text(block.text, encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr
