@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from sbp.planner.solver.bounds import ascended
 from sbp.planner.solver.core import Reduction
+from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.fixing import ReducedCosts, reduced_costs
 from sbp.planner.solver.ilp import solve_ilp
 from sbp.planner.solver.probe import tightened
@@ -18,10 +19,10 @@ IN_PROCESS = 400
 """Integer programs over at most this many strategies are solved in this process: they end in moments."""
 
 
-def close(state: State, base: Reduction, without: tuple[str, ...] = ()) -> None:
+def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Dual | None = None) -> None:
     """Raise the bound and lower the incumbent until they meet or the time is used.
 
-    `base` must contain every choice that is better than the incumbent.
+    `base` must contain every choice that is better than the incumbent; `dual` may hold a bound of it that is already known.
     """
     switches = 0 if "reduce" in without else SWITCH_ALL
     core = base.core
@@ -33,11 +34,15 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = ()) -> None:
         _integer_program(state, base, None, None, state.clock.left)
         return
     with state.stage("dual"):
-        dual = ascended(
-            core, state.clock, state.upper, None, lambda dual: state.offer_core(base, dual.feasible_labels, "dual")
-        )
+        if dual is None:
+            dual = ascended(
+                core, state.clock, state.upper, None, lambda dual: state.offer_core(base, dual.feasible_labels, "dual")
+            )
+        state.raise_bound(min(dual.exact_bound(), core.worst_cost() + 1), "dual")
+        if state.closed:
+            return
         costs = reduced_costs(core, dual, state.limits.seed)
-    if costs.bound > core.worst_cost():
+    if state.upper is None and costs.bound > core.worst_cost():
         state.declare_infeasible("memory")
         return
     state.raise_bound(costs.bound, "dual")

@@ -7,6 +7,7 @@ from sbp.planner.problem import Problem
 from sbp.planner.solver.bounds import ascended
 from sbp.planner.solver.close import close
 from sbp.planner.solver.core import Reduction, reduced
+from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.reducer import SWITCH_ALL
 from sbp.planner.solver.result import Assignment, Clock, Limits, Progress
 from sbp.planner.solver.scale import scaled
@@ -63,8 +64,9 @@ def _stages(state: State, without: tuple[str, ...]) -> None:
             state.declare_infeasible("forbidden strategies and pairs leave no choice")
             return
         state.raise_bound(free.core.constant, "reduce")
-        if not has_rows or _fits(state, free):
-            close(state, free, without)
+        dual = _free_bound(state, free)
+        if not has_rows or state.upper is not None:
+            close(state, free, without, dual)
             if not has_rows or state.closed:
                 return
     with state.stage("reduce"):
@@ -75,12 +77,15 @@ def _stages(state: State, without: tuple[str, ...]) -> None:
     close(state, base, without)
 
 
-def _fits(state: State, free: Reduction) -> bool:
-    """Bound the problem without its memory; whether the best labels happen to respect the limit."""
+def _free_bound(state: State, free: Reduction) -> Dual | None:
+    """Bound the problem without its memory; the labels are offered, for they may respect the limit."""
     with state.stage("free"):
         if free.core.node_count == 0:
+            state.offer_core(free, np.empty(0, np.int64), "free")
             state.raise_bound(free.core.constant, "free")
-            return state.offer_core(free, np.empty(0, np.int64), "free")
+            return None
         dual = ascended(free.core, state.clock)
         state.raise_bound(dual.exact_bound(), "free")
-        return bool(np.isfinite(dual.feasible_cost)) and state.offer_core(free, dual.feasible_labels, "free")
+        if np.isfinite(dual.feasible_cost):
+            state.offer_core(free, dual.feasible_labels, "free")
+        return dual
