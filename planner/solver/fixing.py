@@ -48,4 +48,6 @@ def reduced_costs(core: Core, dual: Dual, seed: int = 0, forests: int = FORESTS)
         strategies, entries = forest_marginals(core, strategy, entry, order, parent)
         np.maximum(strategy_marginal, strategies, out=strategy_marginal)
         np.maximum(entry_marginal, entries, out=entry_marginal)
-    return ReducedCosts(bound, strategy, entry, fraction, bound_fraction, strategy_marginal, entry_marginal, dual.prices)
+    return ReducedCosts(
+        bound, strategy, entry, fraction, bound_fraction, strategy_marginal, entry_marginal, dual.prices
+    )

@@ -7,6 +7,7 @@ from sbp.planner.problem import Problem
 from sbp.planner.solver.bounds import ascended
 from sbp.planner.solver.close import close
 from sbp.planner.solver.core import Reduction, reduced
+from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.reducer import SWITCH_ALL
 from sbp.planner.solver.result import Assignment, Clock, Limits, Progress
 from sbp.planner.solver.scale import scaled
@@ -41,38 +42,50 @@ def solve(
     """
     limits = limits or Limits()
     clock = Clock(limits.time_limit)
-    with_rows = scaled(problem)
-    state = State(problem, with_rows, clock, limits, progress)
-    switches = 0 if "reduce" in without else SWITCH_ALL
-    if len(with_rows.row_times) == 0 or "free" not in without:
-        with state.stage("reduce"):
-            free = reduced(with_rows.with_rows(np.zeros(len(with_rows.row_times), bool)), switches, clock.expired)
-        if not free.feasible:
-            state.declare_infeasible("forbidden strategies and pairs leave no choice")
-            return state.assignment()
-        state.raise_bound(free.core.constant, "reduce")
-        if len(with_rows.row_times) == 0:
-            close(state, free, without)
-            return state.assignment()
-        if _fits(state, free):
-            close(state, free, without)
-            if state.closed:
-                return state.assignment()
-    with state.stage("reduce"):
-        base = reduced(with_rows, switches, clock.expired)
-    if not base.feasible:
-        state.declare_infeasible("memory")
-        return state.assignment()
-    close(state, base, without)
+    state = State(problem, scaled(problem), clock, limits, progress)
+    try:
+        _stages(state, without)
+    except KeyboardInterrupt:
+        # Anytime: what is known when the user has waited enough is the answer.
+        state.statistics["interrupted"] = True
+    finally:
+        state.process.kill()
     return state.assignment()
 
 
-def _fits(state: State, free: Reduction) -> bool:
-    """Bound the problem without its memory; whether the best labels happen to respect the limit."""
+def _stages(state: State, without: tuple[str, ...]) -> None:
+    switches = 0 if "reduce" in without else SWITCH_ALL
+    integer, clock = state.integer, state.clock
+    has_rows = len(integer.row_times) > 0
+    if not has_rows or "free" not in without:
+        with state.stage("reduce"):
+            free = reduced(integer.with_rows(np.zeros(len(integer.row_times), bool)), switches, clock.expired)
+        if not free.feasible:
+            state.declare_infeasible("forbidden strategies and pairs leave no choice")
+            return
+        state.raise_bound(free.core.constant, "reduce")
+        dual = _free_bound(state, free)
+        if not has_rows or state.upper is not None:
+            close(state, free, without, dual)
+            if not has_rows or state.closed:
+                return
+    with state.stage("reduce"):
+        base = reduced(integer, switches, clock.expired)
+    if not base.feasible:
+        state.declare_infeasible("memory")
+        return
+    close(state, base, without)
+
+
+def _free_bound(state: State, free: Reduction) -> Dual | None:
+    """Bound the problem without its memory; the labels are offered, for they may respect the limit."""
     with state.stage("free"):
         if free.core.node_count == 0:
+            state.offer_core(free, np.empty(0, np.int64), "free")
             state.raise_bound(free.core.constant, "free")
-            return state.offer_core(free, np.empty(0, np.int64), "free")
+            return None
         dual = ascended(free.core, state.clock)
         state.raise_bound(dual.exact_bound(), "free")
-        return bool(np.isfinite(dual.feasible_cost)) and state.offer_core(free, dual.feasible_labels, "free")
+        if np.isfinite(dual.feasible_cost):
+            state.offer_core(free, dual.feasible_labels, "free")
+        return dual

@@ -13,6 +13,7 @@ from sbp.planner.solver.core import Reduction
 from sbp.planner.solver.reducer import FORBIDDEN_COST
 from sbp.planner.solver.result import Assignment, Clock, Limits, Progress, Status, relative_gap
 from sbp.planner.solver.scale import IntegerProblem
+from sbp.planner.solver.worker import IlpProcess
 
 GAP_TOLERANCE = 1e-9
 """A float64 problem counts as solved when the gap is below this: costs are scaled to integers and rounded down."""
@@ -30,6 +31,7 @@ class State:
         self.lower: int | None = None
         self.proof = ""
         self.infeasible_because: str | None = None
+        self.process = IlpProcess()
         self.statistics: dict[str, Any] = {"stage_seconds": {}, "incumbents": []}
 
     @contextmanager
