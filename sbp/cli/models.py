@@ -26,6 +26,7 @@ def models(
     sizes: tuple[str, ...],
     optimizer: str | None,
     precision: str | None,
+    recompute: str,
     inference: bool,
     as_json: bool,
 ) -> None:
@@ -44,7 +45,8 @@ def models(
     from sbp.planner.workload import workload
 
     model = options.resolve_model(name, sizes)
-    step = workload(model, 1, batch, seq, not inference, options.optimizer_named(optimizer), precision)
+    again = recompute == "full"
+    step = workload(model, 1, batch, seq, not inference, options.optimizer_named(optimizer), precision, again)
     graph = step.graph
     shown = [graph.values[value] for value in (graph.values if values else graph.sources)]
     if as_json:

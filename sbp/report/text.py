@@ -98,6 +98,8 @@ def what(summary: Summary) -> str:
     if model.get("sequence"):
         words.append(f"sequence {model['sequence']}")
     words.append(f"{model.get('precision')} precision")
+    if model.get("recompute"):
+        words.append("recompute")
     optimizer = model.get("optimizer")
     if model.get("training"):
         words.append("AdamW" if not optimizer else str(optimizer.get("kind", "an optimizer of its own")))
