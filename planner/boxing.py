@@ -131,12 +131,13 @@ class LayoutSpace:
         if other is None:
             grow(self.index[root], tuple(ends))
         else:
+            first, second = self.index[root], self.index[other]
             mine, others = min(
                 _bipartitions(tuple(ends)),
-                key=lambda pair: self.tree_seconds(pair[0])[self.index[root]] + self.tree_seconds(pair[1])[self.index[other]],
+                key=lambda pair: self.tree_seconds(pair[0])[first] + self.tree_seconds(pair[1])[second],
             )
-            grow(self.index[root], mine)
-            grow(self.index[other], others)
+            grow(first, mine)
+            grow(second, others)
         return steps
 
     def tree_seconds(self, targets: Sequence[int]) -> np.ndarray:
@@ -159,7 +160,7 @@ class LayoutSpace:
 
     @lru_cache(maxsize=1 << 14)  # noqa: B019  spaces live as long as the table that made them
     def _branch(self, wanted: tuple[int, ...]) -> tuple[np.ndarray, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]:
-        """Dreyfus-Wagner: per root the cost of reaching all `wanted`, and where its tree branches into which targets."""
+        """Dreyfus-Wagner: per root the cost of reaching all `wanted`, and where its tree branches to which of them."""
         best = np.full(len(self.layouts), np.inf)
         parts: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         at_meeting = np.full(len(self.layouts), -1)

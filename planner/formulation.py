@@ -2,8 +2,9 @@
 
 Nodes of the problem are the sources (strategies: stored layouts), the graph's nodes (their signatures), the outputs
 (the layout each is left in) and, beside every value that is read more than once, *copies* nodes, whose strategies are
-small sets of layouts to be made. A set's cost is that of the cheapest tree of boxing steps, on the edge to the producer;
-edges to the readers are zero where the set holds the layout read, and forbidden elsewhere. So a layout is paid once.
+small sets of layouts to be made. A set's cost is that of the cheapest tree of boxing steps, on the edge to the
+producer; edges to the readers are zero where the set holds the layout read, and forbidden elsewhere. So a layout is paid
+once.
 
 A value that is read in the forward phase and later has two copies nodes. The first also says which layout is kept; the
 second what is made again from it. For a state value, which stays anyway, a copy may be kept besides, or none.
@@ -28,8 +29,9 @@ from sbp.planner.uses import OUTPUT, UPDATE, Group, Use, groups_of, is_resident
 
 LARGEST_SET = 3
 MOST_SETS = 100
-"""A copies node offers every set of up to three of the layouts that its readers ask for. Where that would make more than
-100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without communication."""
+"""A copies node offers every set of up to three of the layouts that its readers ask for. Where that would make more
+than 100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without
+communication."""
 
 MOST_AGAIN = 25
 """What is made again of what was kept: any of those sets while they are no more than 25; beyond that one layout, beside
@@ -388,7 +390,7 @@ def _small_sets(space: LayoutSpace, wanted: Sequence[np.ndarray]) -> list[tuple[
 
 
 def _sets_with(keep: int, sets: list[tuple[int, ...]], wanted: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
-    """Where there are many sets (see `MOST_SETS`): one layout to make, and what is kept, which needs no making, beside it."""
+    """The sets to make again; where there are many (see `MOST_AGAIN`), one layout beside what is kept."""
     numbers = sorted(set(np.concatenate(wanted).tolist()))
     if len(sets) <= MOST_AGAIN:
         return sets

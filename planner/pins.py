@@ -49,8 +49,8 @@ class Pins:
                     )
                 if self.layouts.setdefault(name, layout) != layout:
                     raise PlanError(
-                        f"pins {self.patterns[name]!r} and {pattern!r} both match {name} and give it {self.layouts[name]} and "
-                        f"{layout}; remove one."
+                        f"pins {self.patterns[name]!r} and {pattern!r} both match {name} and give it "
+                        f"{self.layouts[name]} and {layout}; remove one."
                     )
                 self.patterns[name] = pattern
 

@@ -114,8 +114,8 @@ def search(
         proven = assignment.status is Status.OPTIMAL
         if total > promised * (1 + _AGREEMENT) or (proven and total < bound * (1 - _AGREEMENT)):
             raise PlanError(
-                f"{graph.name} on {mesh}: the finished plan costs {total!r} s, the solver promised {promised!r} s with a "
-                f"bound of {bound!r} s; this is a fault of sbp, please report it with the graph."
+                f"{graph.name} on {mesh}: the finished plan costs {total!r} s, the solver promised {promised!r} s with "
+                f"a bound of {bound!r} s; this is a fault of sbp, please report it with the graph."
             )
         peak = memory_profile(physical).peak_bytes
         least_peak = min(peak, least_peak)
@@ -131,9 +131,9 @@ def search(
         if limit <= 0:
             break
     raise InfeasibleError(
-        f"{graph.name} on {mesh}: no plan was found within {memory_limit:,} bytes per device, though that none exists is "
-        f"not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. Allow that "
-        "much more, or use more devices."
+        f"{graph.name} on {mesh}: no plan was found within {memory_limit:,} bytes per device, though that none exists "
+        f"is not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. Allow "
+        "that much more, or use more devices."
     )
 
 

@@ -179,7 +179,7 @@ class Strategies:
         )
 
     def _reachable(self, node: Node, rule: BoundRule) -> BoundRule:
-        """Without the passings that no input can feed: making a Partial of a whole tensor only to pass it on never pays."""
+        """Without the passings that no input can feed: making a whole tensor Partial only to pass it on never pays."""
         passing = tuple(p for p in rule.passing if _feeds(p.before, p.inputs, node, self.reductions))
         return replace(rule, passing=passing)
 
@@ -189,7 +189,7 @@ def _feeds(before: str, inputs: frozenset[int], node: Node, reductions: Mapping[
 
 
 def possible_reductions(graph: Graph) -> dict[str, frozenset[str]]:
-    """Value -> the reductions by which it can come out Partial: a rule contracts a dimension, or passes a Partial on."""
+    """Value -> reductions by which it can come out Partial: a rule contracts a dimension, or passes a Partial on."""
     found: dict[str, frozenset[str]] = {name: frozenset() for name in graph.values}
     for node in graph.nodes:
         rule = graph.rule(node)

@@ -23,9 +23,9 @@ def block_of(module: str) -> str | None:
 def with_recompute(graph: Graph, block: Callable[[str], str | None] = block_of) -> Graph:
     """A training step whose blocks keep only what enters and leaves them.
 
-    Every value that is made inside a block, read by the backward phase and by no forward node outside the block, is made
-    again by copies of the block's nodes, which stand before the first backward node that reads one of them. Random masks
-    come out the same, because they depend on seeds and positions only; buffers are updated by the first run alone.
+    Every value that is made inside a block, read by the backward phase and by no forward node outside the block, is
+    made again by copies of the block's nodes, which stand before the first backward node that reads one of them. Random
+    masks come out the same, because they depend on seeds and positions only; buffers are updated by the first run.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def with_recompute(graph: Graph, block: Callable[[str], str | None] = block_of) 
 
 
 def _kept_outside(graph: Graph, blocks: list[str | None]) -> frozenset[str]:
-    """Values that stay anyway: those that a forward node outside their block reads, outputs, and next values of state."""
+    """Values that stay anyway: what a forward node outside their block reads, outputs, and next values of state."""
     kept = {*graph.outputs, *graph.updates.values()}
     for at, node in enumerate(graph.nodes):
         if node.phase == "forward":

@@ -56,8 +56,8 @@ def verify_plan(plan: Plan, seed: int = 0, *, scaled: bool | None = None, **opti
         return verify(plan.graph, plan.physical, seed, **options)
     if not plan.model:
         raise PlanError(
-            f"the plan of {plan.graph.name} is too large to run here, and its graph was not made from a configuration that "
-            "could be scaled down; plan a smaller graph of the same structure and use Plan.on, or pass scaled=False."
+            f"the plan of {plan.graph.name} is too large to run here, and its graph was not made from a configuration "
+            "that could be scaled down; plan a smaller graph of the same structure and use Plan.on, or pass scaled=False."
         )
     small = plan.on(scaled_workload(plan.model))
     return verify(small.graph, small.physical, seed, **options)
@@ -109,7 +109,7 @@ def run_plan(
     Parameters and errors as for `sbp.runtime.train.train`.
     """
     if not plan.graph.updates:
-        raise PlanError(f"the plan of {plan.graph.name} is for inference and trains nothing; plan a training step to run it.")
+        raise PlanError(f"the plan of {plan.graph.name} is for inference and trains nothing; plan a training step.")
     return train(
         plan.graph,
         plan.physical,
