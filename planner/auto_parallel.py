@@ -256,8 +256,8 @@ def _why_nothing(task: _Task, failures: list[SbpError], graph: Graph, cluster: C
         return InfeasibleError(
             f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {_gib(task.memory_limit)} usable "
             f"each): even cut into {cluster.size} equal shards its state needs {_gib(total)} per device ({parts}), "
-            f"{_gib(total - task.memory_limit)} too much. Use more devices, a device with more memory, a lower precision "
-            "or an optimizer with less state."
+            f"{_gib(total - task.memory_limit)} too much. Use more devices, a device with more memory, a lower "
+            "precision or an optimizer with less state."
         )
     first = next(error for error in failures if isinstance(error, InfeasibleError))
     conflict = _conflicting_pins(task, graph) if task.pins else ()

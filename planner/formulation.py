@@ -3,8 +3,8 @@
 Nodes of the problem are the sources (strategies: stored layouts), the graph's nodes (their signatures), the outputs
 (the layout each is left in) and, beside every value that is read more than once, *copies* nodes, whose strategies are
 small sets of layouts to be made. A set's cost is that of the cheapest tree of boxing steps, on the edge to the
-producer; edges to the readers are zero where the set holds the layout read, and forbidden elsewhere. So a layout is paid
-once.
+producer; edges to the readers are zero where the set holds the layout read, and forbidden elsewhere. So a layout is
+paid once.
 
 A value that is read in the forward phase and later has two copies nodes. The first also says which layout is kept; the
 second what is made again from it. For a state value, which stays anyway, a copy may be kept besides, or none.

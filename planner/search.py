@@ -132,8 +132,8 @@ def search(
             break
     raise InfeasibleError(
         f"{graph.name} on {mesh}: no plan was found within {memory_limit:,} bytes per device, though that none exists "
-        f"is not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. Allow "
-        "that much more, or use more devices."
+        f"is not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. "
+        "Allow that much more, or use more devices."
     )
 
 

@@ -57,7 +57,7 @@ def verify_plan(plan: Plan, seed: int = 0, *, scaled: bool | None = None, **opti
     if not plan.model:
         raise PlanError(
             f"the plan of {plan.graph.name} is too large to run here, and its graph was not made from a configuration "
-            "that could be scaled down; plan a smaller graph of the same structure and use Plan.on, or pass scaled=False."
+            "that could be scaled down; plan a smaller graph of that structure and use Plan.on, or pass scaled=False."
         )
     small = plan.on(scaled_workload(plan.model))
     return verify(small.graph, small.physical, seed, **options)
