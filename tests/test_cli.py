@@ -131,6 +131,19 @@ def test_inference_and_optimizers(capsys):
     assert "layers.0.weight.momentum_buffer" in json.loads(capsys.readouterr().out)["layouts"]
 
 
+def test_recomputed_layers(capsys):
+    wanted = ["plan", "tiny-gpt2", "--cluster", "cpu", "--nodes", "1", "--mesh", "2,2", "--batch", "8", "--json"]
+    found = {}
+    for recompute in ("none", "full"):
+        assert run([*wanted, "--recompute", recompute]) == 0
+        printed = capsys.readouterr()
+        found[recompute] = json.loads(printed.out)
+        assert (" recompute," in printed.err) == (recompute == "full")
+    again, once = found["full"]["layouts"], found["none"]["layouts"]
+    assert set(once) < set(again) and any(".again" in name for name in again)
+    assert found["full"]["memory_bytes"]["peak"] < found["none"]["memory_bytes"]["peak"]
+
+
 def test_report(plan_file, capsys):
     assert run(["report", plan_file]) == 0
     printed = capsys.readouterr()
