@@ -98,11 +98,11 @@ class State:
         if self.choice is None:
             if self.infeasible_because is not None:
                 return Assignment(
-                    Status.INFEASIBLE, None, math.inf, math.inf, 0.0, self.infeasible_because, self.statistics
+                    Status.INFEASIBLE, None, math.inf, math.inf, 0.0, self.infeasible_because, statistics=self.statistics
                 )
             lower = -math.inf if self.lower is None else self.integer.to_problem_unit(self.lower)
             reason = "the time limit passed before a choice was found"
-            return Assignment(Status.TIME_LIMIT, None, math.inf, lower, math.inf, reason, self.statistics)
+            return Assignment(Status.TIME_LIMIT, None, math.inf, lower, math.inf, reason, statistics=self.statistics)
         objective = evaluate(self.problem, self.choice).cost
         lower = -math.inf if self.lower is None else self.integer.to_problem_unit(self.lower)
         if self.integer.exact and self.closed:
@@ -110,5 +110,5 @@ class State:
         lower = min(lower, objective)
         gap = relative_gap(objective, lower)
         if gap == 0 if self.integer.exact else gap <= GAP_TOLERANCE:
-            return Assignment(Status.OPTIMAL, self.choice, objective, lower, gap, self.proof, self.statistics)
-        return Assignment(Status.FEASIBLE, self.choice, objective, lower, gap, self.proof, self.statistics)
+            return Assignment(Status.OPTIMAL, self.choice, objective, lower, gap, self.proof, statistics=self.statistics)
+        return Assignment(Status.FEASIBLE, self.choice, objective, lower, gap, self.proof, statistics=self.statistics)
