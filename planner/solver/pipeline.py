@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+
 from sbp.planner.problem import Problem
 from sbp.planner.solver.bounds import ascended
 from sbp.planner.solver.close import close
 from sbp.planner.solver.core import Reduction, reduced
 from sbp.planner.solver.dual import Dual
+from sbp.planner.solver.infeasible import shortage
 from sbp.planner.solver.reducer import SWITCH_ALL
 from sbp.planner.solver.result import Assignment, Clock, Limits, Progress
 from sbp.planner.solver.scale import scaled
 from sbp.planner.solver.state import State
 
+EXPLAIN_SECONDS = 10.0
+"""The most that goes into saying why a problem is infeasible."""
 STAGES = ("reduce", "free", "dual", "probe", "ilp")
 
 
@@ -22,6 +28,7 @@ def solve(
     *,
     without: tuple[str, ...] = (),
     progress: Progress | None = None,
+    explain: bool = True,
 ) -> Assignment:
     """Solve a layout problem.
 
@@ -34,6 +41,8 @@ def solve(
         Stages to leave out. The result is then weaker, never wrong.
     progress : callable
         Called with (incumbent, lower bound, stage) whenever one of them improves.
+    explain : bool
+        When infeasible, find out how much memory is missing and who uses it (takes part of the time that is left).
 
     Returns
     -------
@@ -50,6 +59,11 @@ def solve(
         state.statistics["interrupted"] = True
     finally:
         state.process.kill()
+    if explain and state.infeasible_because == "memory" and state.choice is None:
+        found = shortage(
+            problem, replace(limits, time_limit=max(min(EXPLAIN_SECONDS, clock.left), 0.5)), problem.usage_limit
+        )
+        return replace(state.assignment(), reason=found.sentence(problem), shortage=found)
     return state.assignment()
 
 
@@ -61,7 +75,9 @@ def _stages(state: State, without: tuple[str, ...]) -> None:
         with state.stage("reduce"):
             free = reduced(integer.with_rows(np.zeros(len(integer.row_times), bool)), switches, clock.expired)
         if not free.feasible:
-            state.declare_infeasible("forbidden strategies and pairs leave no choice")
+            node = free.reducer.infeasible_node
+            where = problem_node(state, node)
+            state.declare_infeasible(f"forbidden strategies and pairs leave no choice{where}")
             return
         state.raise_bound(free.core.constant, "reduce")
         dual = _free_bound(state, free)
@@ -75,6 +91,11 @@ def _stages(state: State, without: tuple[str, ...]) -> None:
         state.declare_infeasible("memory")
         return
     close(state, base, without)
+
+
+def problem_node(state: State, node: int) -> str:
+    """Where the reductions ran out of strategies, for a message."""
+    return f": none is left for {state.problem.node_name(node)}" if node >= 0 else ""
 
 
 def _free_bound(state: State, free: Reduction) -> Dual | None:

@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
 from sbp.planner.problem import Problem
+
+if TYPE_CHECKING:
+    from sbp.planner.solver.infeasible import Shortage
 
 
 class Status(Enum):
@@ -60,6 +64,8 @@ class Assignment:
         ``(objective - lower_bound) / |objective|``; 0 when optimal, ``inf`` without a choice.
     reason : str
         One sentence for people: what proved optimality, or why there is no choice.
+    shortage : Shortage or None
+        When memory makes the problem infeasible: the smallest reachable peak and who makes it.
     statistics : mapping
         Seconds and sizes by stage.
     """
@@ -70,6 +76,7 @@ class Assignment:
     lower_bound: int | float
     gap: float
     reason: str = ""
+    shortage: Shortage | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
 
