@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from sbp.errors import InfeasibleError, PlanError, TimeLimitError
 from sbp.graph import Graph
@@ -12,12 +14,14 @@ from sbp.mesh import Mesh
 from sbp.planner.boxing import BoxingTable
 from sbp.planner.cost import CostModel
 from sbp.planner.decisions import Decisions
-from sbp.planner.formulation import formulate
+from sbp.planner.formulation import Formulation, formulate
 from sbp.planner.lowering import lower
 from sbp.planner.memory import memory_profile
 from sbp.planner.physical import PhysicalPlan
+from sbp.planner.pins import Both
 from sbp.planner.solver import Assignment, Limits, Status, solve
 from sbp.planner.strategies import LEAST_FILL, Restriction, Strategies
+from sbp.planner.styles import DataParallel, FullyShardedDataParallel, Styles
 
 Progress = Callable[[str], None]
 
@@ -97,10 +101,14 @@ def search(
     boxing = BoxingTable(mesh, costs)
     strategies = Strategies(graph, mesh, costs, boxing, restriction, least_fill)
     formulation = formulate(strategies, memory_limit)
+
+    def start() -> np.ndarray | None:
+        return _choice_under_a_style(formulation, costs, boxing, restriction, least_fill, limits)
+
     limit, bound, least_peak = memory_limit, None, 1 << 62
     for _ in range(_MEMORY_ROUNDS):
         problem = formulation.problem.with_limit(limit)
-        assignment = solve(problem, limits, progress=watch)
+        assignment = solve(problem, limits, progress=watch, start=start)
         bound = float(assignment.lower_bound) if bound is None else bound
         if assignment.choice is None:
             if limit != memory_limit:
@@ -135,6 +143,31 @@ def search(
         f"is not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. "
         "Allow that much more, or use more devices."
     )
+
+
+def _choice_under_a_style(
+    formulation: Formulation,
+    costs: CostModel,
+    boxing: BoxingTable,
+    restriction: Restriction | None,
+    least_fill: float,
+    limits: Limits,
+) -> np.ndarray | None:
+    """Where a hard search starts: the best choice under the simplest styles, whose problems are solved in a moment."""
+    graph, mesh = formulation.graph, formulation.strategies.mesh
+    best: tuple[float, np.ndarray] | None = None
+    for style in (DataParallel(), FullyShardedDataParallel()):
+        narrowed = Both(restriction, Styles(graph, mesh, *(style for _ in mesh.shape)))
+        try:
+            strategies = Strategies(graph, mesh, costs, boxing, narrowed, least_fill)
+            small = formulate(strategies, formulation.problem.usage_limit)
+        except InfeasibleError:
+            continue
+        found = solve(small.problem, replace(limits, time_limit=min(limits.time_limit / 4, 10.0)), explain=False)
+        choice = None if found.choice is None else formulation.encode(small.decode(found.choice))
+        if choice is not None and (best is None or found.objective < best[0]):
+            best = float(found.objective), choice
+    return None if best is None else best[1]
 
 
 def _nothing_found(graph: Graph, mesh: Mesh, assignment: Assignment) -> Exception:

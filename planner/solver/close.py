@@ -48,6 +48,8 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
         state.declare_infeasible("memory")
         return
     state.raise_bound(costs.bound, "dual")
+    if not state.closed:
+        state.offer_start()
     if state.closed or "ilp" in without:
         return
     if "probe" in without:

@@ -92,6 +92,10 @@ Progress = Callable[[int | float, int | float, str], None]
 """Called with incumbent, lower bound and the stage that found them."""
 
 
+Start = Callable[[], "np.ndarray | None"]
+"""Gives a choice to start from; called only when the problem turns out to be hard."""
+
+
 class Clock:
     """Wall time since the start, and what is left of the limit."""
 
