@@ -1,4 +1,4 @@
-"""Build script: the five top-level folders become one import package; Cython files are compiled beside their callers."""
+"""Build script: the five top-level folders become one import package; Cython is compiled beside their callers."""
 
 from pathlib import Path
 
