@@ -62,8 +62,8 @@ def auto_parallel(
     nodes
         Number of nodes; default the cluster's own.
     batch, sequence
-        Global batch size (default 8 samples per device, fewer where these are more than 8,192 tokens) and sequence
-        length (default the model's own).
+        Global batch size (default 64 samples per device; of sequences 8, or fewer with at most 8,192 tokens) and
+        sequence length (default the model's own).
     training
         A training step with optimizer (default), or inference.
     optimizer

@@ -14,9 +14,10 @@ from sbp.optim import SGD, Adam, AdamW, Optimizer, optimizer_named
 from sbp.passes.recompute import with_recompute
 from sbp.training import inference, training_step
 
-DEFAULT_SAMPLES_PER_DEVICE = 8
+DEFAULT_SAMPLES_PER_DEVICE = 64
+DEFAULT_SEQUENCES_PER_DEVICE = 8
 DEFAULT_TOKENS_PER_DEVICE = 8192
-"""The default batch: 8 samples per device, fewer where their sequences would come to more than 8,192 tokens."""
+"""The default batch: 64 samples per device; of sequences 8, and fewer where these are more than 8,192 tokens."""
 
 _OPTIMIZERS = (SGD, Adam, AdamW)
 """Optimizers that a plan file can name."""
@@ -49,7 +50,7 @@ def workload(
     devices
         Number of ranks, for the default batch.
     batch
-        Global batch size; default 8 samples per device, fewer where these are more than 8,192 tokens (at least 1).
+        Global batch size; default 64 samples per device, of sequences 8, or fewer with at most 8,192 tokens.
     sequence
         Sequence length; default the model's own.
     precision
@@ -66,8 +67,11 @@ def workload(
         )
     module = config_named(model).build() if isinstance(model, str) else model
     if batch is None:
-        length = sequence or getattr(getattr(module, "config", None), "default_sequence", None) or 1
-        batch = devices * max(1, min(DEFAULT_SAMPLES_PER_DEVICE, DEFAULT_TOKENS_PER_DEVICE // length))
+        length = sequence or getattr(getattr(module, "config", None), "default_sequence", None)
+        each = DEFAULT_SAMPLES_PER_DEVICE
+        if length is not None:
+            each = max(1, min(DEFAULT_SEQUENCES_PER_DEVICE, DEFAULT_TOKENS_PER_DEVICE // length))
+        batch = devices * each
     precision = precision or ("mixed" if training else "bf16")
     name = model if isinstance(model, str) else type(module).__name__
     optimizer = None if optimizer is None else optimizer_named(optimizer)

@@ -52,7 +52,7 @@ quiet_option = click.option("--quiet", "-q", is_flag=True, help="No progress and
 
 model_options = _together(
     click.option("--batch", type=click.IntRange(min=1),
-                 help="Global batch size; default 8 samples per device, fewer of long ones."),
+                 help="Global batch size; default 64 samples per device, 8 or fewer of sequences."),
     click.option("--seq", type=click.IntRange(min=1), help="Sequence length; default the model's own."),
     click.option(
         "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="Another size of the preset, such as layers=4."
