@@ -1,8 +1,10 @@
 """Solve the contest's instances from scratch, as a user would, and print what was reached.
 
-    python benchmarks/iopddl/run.py [--instances AGMS] [--seeds 0,1,2] [--solvers sbp] [--share 1.0] [--out results.json]
+    python benchmarks/iopddl/run.py [--instances AGMS] [--seeds 0,1,2] [--solvers sbp] [--share 1.0] [--out
+    results.json]
 
-Every run is a process of its own (`sbp solve --json`), its limit is the contest's for the instance (times --share), reading
+Every run is a process of its own (`sbp solve --json`), its limit is the contest's for the instance (times --share),
+reading
 included; objective and peak are recomputed by `sbp evaluate`. The instances are looked for in ../shared/iopddl.
 """
 
@@ -27,7 +29,8 @@ BEST_PUBLISHED = {"A": 6_550_261_230, "G": 217_039, "M": 49_928_157_500, "S": 1_
 
 @dataclass(frozen=True)
 class Run:
-    """One solve. `half_objective` is the incumbent at half of the limit, `peak_mib` the largest resident memory so far."""
+    """One solve. `half_objective` is the incumbent at half of the limit, `peak_mib` the largest resident memory so
+    far."""
 
     instance: str
     solver: str
