@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sbp.planner.solver.bounds import ascended
@@ -9,11 +11,14 @@ from sbp.planner.solver.core import Reduction
 from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.fixing import ReducedCosts, reduced_costs
 from sbp.planner.solver.ilp import solve_ilp
+from sbp.planner.solver.improve import anneal, neighbourhoods
 from sbp.planner.solver.probe import tightened
 from sbp.planner.solver.reducer import SWITCH_ALL
 from sbp.planner.solver.state import State
 
 FIRST_TARGET = 1000
+FIRST_STEPS = 200
+"""Neighbourhoods searched before the first probe, time permitting."""
 SMALL = 1500
 """With at most this many strategies beyond one per node, a core goes to the integer program without a probe."""
 IN_PROCESS = 400
@@ -38,7 +43,11 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
     with state.stage("dual"):
         if dual is None:
             dual = ascended(
-                core, state.clock, state.upper, None, lambda dual: state.offer_core(base, dual.feasible_labels, "dual")
+                core,
+                state.clock.part(0.35),
+                state.upper,
+                None,
+                lambda dual: state.offer_core(base, dual.feasible_labels, "dual"),
             )
         state.raise_bound(min(dual.exact_bound(), core.worst_cost() + 1), "dual")
         if state.closed:
@@ -55,7 +64,36 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
     if "probe" in without:
         _integer_program(state, base, None, None, state.clock.left)
         return
-    _probes(state, base, costs, switches)
+    improved = False
+
+    def improve() -> None:
+        """Once, when a program did not end in time: the closer the incumbent, the smaller the probes."""
+        nonlocal improved
+        if not improved:
+            improved = True
+            _incumbent(state, base, costs, dual, without)
+
+    if state.upper is None and core.strategy_count - core.node_count > SMALL:
+        improve()
+    _probes(state, base, costs, switches, without, improve)
+
+
+def _incumbent(state: State, base: Reduction, costs: ReducedCosts, dual: Dual, without: tuple[str, ...]) -> None:
+    """Lower the incumbent by annealing and by neighbourhoods."""
+    label = dual.feasible_labels if np.isfinite(dual.feasible_cost) else dual.labels
+    gap = None if state.upper is None else (state.upper - costs.bound) / max(abs(state.upper), 1)
+    if "anneal" not in without and (gap is None or gap > 1e-4):
+        with state.stage("anneal"):
+            anneal(state, base, label, costs.prices, costs.bound, 0.1 * state.clock.left)
+    if "lns" in without or state.upper is None:
+        return
+    with state.stage("lns"):
+        clock = state.clock.part(0.1)
+        search = neighbourhoods(state, base, costs)
+        for _ in range(FIRST_STEPS):
+            if search is None or clock.expired() or state.closed:
+                return
+            search.step(clock.left)
 
 
 def _cutoff(core_size: int, costs: ReducedCosts, target: int, nodes: int) -> int:
@@ -65,7 +103,15 @@ def _cutoff(core_size: int, costs: ReducedCosts, target: int, nodes: int) -> int
     return costs.bound + max(int(marginals[keep]), 1)
 
 
-def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, ceiling: int | None = None) -> bool:
+def _probes(
+    state: State,
+    base: Reduction,
+    costs: ReducedCosts,
+    switches: int,
+    without: tuple[str, ...],
+    improve: Callable[[], None],
+    ceiling: int | None = None,
+) -> bool:
     """Search everything in `base` that costs at most `ceiling`; True when that is complete.
 
     Cutoffs grow from the bound: faster while probes close by themselves, slower when their integer programs are
@@ -84,7 +130,9 @@ def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, c
             return True
         if excess <= SMALL:
             # Small enough for one program over all of it.
-            if _integer_program(state, base, limit, None if limit is None else costs, min(patience, state.clock.left)):
+            if _integer_program(
+                state, base, limit, None if limit is None else costs, min(patience, state.clock.left), without
+            ):
                 return True
             patience *= 2
             if limit is None:
@@ -122,15 +170,18 @@ def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, c
         left = small.strategy_count - small.node_count
         start = state.clock.elapsed
         if left > SMALL and left < 0.7 * excess:
-            finished = _probes(state, found.reduction, found.reduced, switches, cutoff)
+            finished = _probes(state, found.reduction, found.reduced, switches, without, improve, cutoff)
         else:
-            finished = _integer_program(state, found.reduction, cutoff, found.reduced, min(patience, state.clock.left))
+            finished = _integer_program(
+                state, found.reduction, cutoff, found.reduced, min(patience, state.clock.left), without
+            )
         if finished:
             state.raise_bound(cutoff + 1, "probe")
             if last:
                 return True
             step = int(step * (2.0 if state.clock.elapsed - start < 0.3 * patience else 1.2))
         else:
+            improve()
             # A lower cutoff helps only while it makes the program smaller; then only time does.
             smaller = left < 0.97 * hardest if hardest else True
             hardest = left
@@ -140,9 +191,18 @@ def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, c
 
 
 def _integer_program(
-    state: State, reduction: Reduction, cutoff: int | None, costs: ReducedCosts | None, seconds: float
+    state: State,
+    reduction: Reduction,
+    cutoff: int | None,
+    costs: ReducedCosts | None,
+    seconds: float,
+    without: tuple[str, ...] = (),
 ) -> bool:
-    """Solve a reduction by the integer program; True when everything below the cutoff is settled."""
+    """Solve a reduction by the integer program; True when everything below the cutoff is settled.
+
+    With two threads, neighbourhoods are searched meanwhile. What they find counts only if the program does not end in
+    time: a result that no limit cut short must not depend on how fast the machine is.
+    """
     if cutoff is None and state.upper is not None:
         cutoff = state.upper - 1
     options = {"threads": state.limits.threads, "seed": state.limits.seed, "cutoff": cutoff, "reduced": costs}
@@ -150,7 +210,22 @@ def _integer_program(
         if reduction.core.strategy_count <= IN_PROCESS:
             result = solve_ilp(reduction.core, seconds, **options)
         else:
-            result = state.process.solve(reduction.core, seconds, None, **options)
+            aside = state.fork()
+            meanwhile = None
+            if state.limits.threads > 1 and "lns" not in without and state.search is not None:
+                search = state.search
+                search.state = aside
+                meanwhile = search.pass_time
+            try:
+                result = state.process.solve(reduction.core, seconds, meanwhile, **options)
+            except KeyboardInterrupt:
+                state.adopt(aside, "lns")
+                raise
+            finally:
+                if state.search is not None:
+                    state.search.state = state
+            if not result.finished:
+                state.adopt(aside, "lns")
     if result.choice is not None:
         state.offer_core(reduction, result.choice, "ilp")
     elif result.finished and cutoff is None:
