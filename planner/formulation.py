@@ -79,7 +79,7 @@ class Formulation:
             choice[copies.node] = number
         return choice
 
-    def decode(self, choice: Sequence[int]) -> Decisions:
+    def decode(self, choice: Sequence[int] | np.ndarray) -> Decisions:
         """The decisions that an assignment stands for."""
         space = self.strategies.space
 

@@ -88,7 +88,7 @@ def workload(
             "batch": batch,
             "sequence": sequence,
             "training": training,
-            "optimizer": None if optimizer is None else {"kind": type(optimizer).__name__, **asdict(optimizer)},
+            "optimizer": _optimizer_json(optimizer),
             "precision": precision,
             "recompute": recompute,
         },
@@ -139,6 +139,13 @@ def _graph(
         return inference(module, batch, sequence, precision, name)
     graph = training_step(module, batch, sequence, optimizer, precision, name)
     return with_recompute(graph) if recompute else graph
+
+
+def _optimizer_json(optimizer: Optimizer | None) -> dict[str, Any] | None:
+    if optimizer is None:
+        return None
+    settings: Any = optimizer
+    return {"kind": type(optimizer).__name__, **asdict(settings)}
 
 
 def _optimizer(data: Mapping[str, Any] | None) -> Optimizer | None:

@@ -248,7 +248,7 @@ class Program:
 
 
 @lru_cache(maxsize=64)
-def boxing_table(mesh: Mesh, costs: CollectiveCosts) -> BoxingTable:
+def boxing_table(mesh: Mesh, costs: Any) -> BoxingTable:
     """The ways between layouts on a mesh."""
     return BoxingTable(mesh, PartialOwes(costs))
 
