@@ -28,6 +28,7 @@ from sbp.planner.lowering import lower
 from sbp.planner.physical import PhysicalPlan
 from sbp.planner.uses import groups_of, is_resident
 from sbp.rule import Signature
+from sbp.runtime.verify import Check, verify
 from sbp.trace import GraphBuilder, Symbol
 
 MESHES = (
@@ -37,8 +38,8 @@ MESHES = (
 
 # Results jump, or their slope does, somewhere: where two numbers are equal, or at a number that the operator knows.
 KINKED = {
-    "abs", "argmax", "argmin", "cast", "ceil", "clamp", "clamp_backward", "equal", "exceeds", "floor", "floor_divide",
-    "fmod", "greater", "greater_equal", "greater_number", "leaky_relu", "leaky_relu_backward", "less", "less_equal",
+    "abs", "argmax", "argmin", "atan2", "cast", "ceil", "clamp", "clamp_backward", "equal", "exceeds", "floor",
+    "floor_divide", "fmod", "greater", "greater_equal", "greater_number", "leaky_relu", "leaky_relu_backward", "less", "less_equal",
     "less_number", "max", "max_pool2d", "max_pool2d_backward", "maximum", "min", "minimum", "not_equal", "pow", "prod",
     "prod_backward", "relu", "relu_backward", "remainder", "round", "sign", "sort", "topk", "trunc", "isinf", "isnan",
     "isfinite",
@@ -46,6 +47,7 @@ KINKED = {
 # Only their first output is more than a help for the backward pass.
 FIRST_OUTPUT_ONLY = {"attention", "masked_attention"}
 LARGE = 30.0
+ROUNDING = 1e-13
 MOST_USES = 3  # the boxing of a value to n different layouts is found in 3^n steps
 
 
@@ -240,6 +242,15 @@ def random_program(seed: int, least: int = 5, most: int = 40) -> RandomProgram:
     outputs = list(dict.fromkeys([loss.name, *(x.name for x in seen), *(g.name for g in gradients.values())]))
     graph = builder.finish([builder.symbols[name] for name in outputs])
     return RandomProgram(seed, graph, maker.feeds, forward)
+
+
+def wrong_values(program: RandomProgram, mesh: Mesh, seed: int) -> list[Check]:
+    """What differs from the unsharded run under random layouts, by more than rounding leaves of numbers near one.
+
+    Verification is relative to a value's own size, and here some values are sums that cancel to the last digit.
+    """
+    found = verify(program.graph, random_plan(program, mesh, seed), feeds=program.feeds)
+    return [check for check in found.checks if not check.passed and check.error * check.scale > ROUNDING]
 
 
 def random_mesh(program: RandomProgram) -> Mesh:

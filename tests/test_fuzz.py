@@ -6,7 +6,7 @@
 import os
 
 import pytest
-from random_programs import operators, random_mesh, random_plan, random_program
+from random_programs import operators, random_mesh, random_plan, random_program, wrong_values
 
 from sbp.cuda.numpy_backend import NumpyBackend
 from sbp.mesh import Mesh
@@ -15,14 +15,18 @@ from sbp.planner.physical import Box
 from sbp.runtime.verify import verify
 
 COUNT = int(os.environ.get("SBP_FUZZ", "100"))
-FOUND: dict[int, str] = {}  # seed -> what was wrong
+FOUND = {  # seed -> what was wrong
+    594: "the test: an angle of zeros, which jumps with their signs",
+    1307: "the test: a gradient that is zero but for rounding, and the only one there is to compare it with",
+}
 
 
 @pytest.mark.parametrize("seed", [*range(COUNT), *(seed for seed in FOUND if seed >= COUNT)])
 def test_sharded_equals_unsharded(seed):
     program = random_program(seed)
     mesh = random_mesh(program)
-    verify(program.graph, random_plan(program, mesh, seed), feeds=program.feeds).raise_if_wrong()
+    wrong = wrong_values(program, mesh, seed)
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 def test_programs_reach_what_they_should():
