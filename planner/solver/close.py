@@ -74,17 +74,13 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
             _incumbent(state, base, costs, dual, without)
 
     if state.upper is None and core.strategy_count - core.node_count > SMALL:
-        improve()
+        _anneal(state, base, costs, dual, without, 0.02)
     _probes(state, base, costs, switches, without, improve)
 
 
 def _incumbent(state: State, base: Reduction, costs: ReducedCosts, dual: Dual, without: tuple[str, ...]) -> None:
     """Lower the incumbent by annealing and by neighbourhoods."""
-    label = dual.feasible_labels if np.isfinite(dual.feasible_cost) else dual.labels
-    gap = None if state.upper is None else (state.upper - costs.bound) / max(abs(state.upper), 1)
-    if "anneal" not in without and (gap is None or gap > 1e-4):
-        with state.stage("anneal"):
-            anneal(state, base, label, costs.prices, costs.bound, 0.1 * state.clock.left)
+    _anneal(state, base, costs, dual, without, 0.1)
     if "lns" in without or state.upper is None:
         return
     with state.stage("lns"):
@@ -94,6 +90,17 @@ def _incumbent(state: State, base: Reduction, costs: ReducedCosts, dual: Dual, w
             if search is None or clock.expired() or state.closed:
                 return
             search.step(clock.left)
+
+
+def _anneal(
+    state: State, base: Reduction, costs: ReducedCosts, dual: Dual, without: tuple[str, ...], share: float
+) -> None:
+    """Anneal from the best label for at most a share of the time that is left, unless the gap is tiny already."""
+    label = dual.feasible_labels if np.isfinite(dual.feasible_cost) else dual.labels
+    gap = None if state.upper is None else (state.upper - costs.bound) / max(abs(state.upper), 1)
+    if "anneal" not in without and (gap is None or gap > 1e-4):
+        with state.stage("anneal"):
+            anneal(state, base, label, costs.prices, costs.bound, share * state.clock.left)
 
 
 def _cutoff(core_size: int, costs: ReducedCosts, target: int, nodes: int) -> int:
@@ -187,7 +194,7 @@ def _probes(
             hardest = left
             step = max(int((cutoff - (state.lower or cutoff)) * (0.4 if smaller else 4.0)), 1)
             patience *= 1.5 if smaller else 3.0
-    return False
+    return state.closed
 
 
 def _integer_program(
