@@ -39,10 +39,10 @@ MESHES = (
 # Results jump, or their slope does, somewhere: where two numbers are equal, or at a number that the operator knows.
 KINKED = {
     "abs", "argmax", "argmin", "atan2", "cast", "ceil", "clamp", "clamp_backward", "equal", "exceeds", "floor",
-    "floor_divide", "fmod", "greater", "greater_equal", "greater_number", "leaky_relu", "leaky_relu_backward",
-    "less", "less_equal", "less_number", "max", "max_pool2d", "max_pool2d_backward", "maximum", "min", "minimum", "not_equal",
-    "pow", "prod", "prod_backward", "relu", "relu_backward", "remainder", "round", "sign", "sort", "topk", "trunc", "isinf", "isnan",
-    "isfinite",
+    "floor_divide", "fmod", "greater", "greater_equal", "greater_number", "isfinite", "isinf", "isnan",
+    "leaky_relu", "leaky_relu_backward", "less", "less_equal", "less_number", "max", "max_pool2d",
+    "max_pool2d_backward", "maximum", "min", "minimum", "not_equal", "pow", "prod", "prod_backward", "relu",
+    "relu_backward", "remainder", "round", "sign", "sort", "topk", "trunc",
 }  # fmt: skip
 # Only their first output is more than a help for the backward pass.
 FIRST_OUTPUT_ONLY = {"attention", "masked_attention"}
