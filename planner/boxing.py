@@ -40,6 +40,9 @@ class Step:
     seconds: float
 
 
+MOST_EXACT_TARGETS = 4
+"""Trees to more layouts than this, which only hand-made and random decisions ask for, are not proven the cheapest."""
+
 _KINDS = {
     (Split, Broadcast): "all_gather",
     (Partial, Split): "reduce_scatter",
@@ -102,6 +105,8 @@ class LayoutSpace:
     def tree(self, root: Layout, targets: Iterable[Layout], other: Layout | None = None) -> dict[Layout, Step]:
         """The cheapest way to make all `targets` from `root`, common steps paid once (a Steiner arborescence).
 
+        Exact for up to `MOST_EXACT_TARGETS` targets, which covers whatever a planner offers; nearest first beyond.
+
         Parameters
         ----------
         other
@@ -115,6 +120,8 @@ class LayoutSpace:
         steps: dict[Layout, Step] = {}
         at_hand = {self.index[root]} if other is None else {self.index[root], self.index[other]}
         ends = sorted({self.index[target] for target in targets} - at_hand)
+        if len(ends) > MOST_EXACT_TARGETS:
+            return self._nearest_first(at_hand, ends)
 
         def grow(start: int, wanted: tuple[int, ...]) -> None:
             if not wanted:
@@ -138,6 +145,19 @@ class LayoutSpace:
             )
             grow(first, mine)
             grow(second, others)
+        return steps
+
+    def _nearest_first(self, at_hand: set[int], ends: Sequence[int]) -> dict[Layout, Step]:
+        """A tree for many targets: always the target that is nearest to what is at hand, steps on the way included."""
+        steps: dict[Layout, Step] = {}
+        have, left = sorted(at_hand), list(ends)
+        while left:
+            block = self.seconds[np.ix_(have, left)]
+            row, column = np.unravel_index(int(np.argmin(block)), block.shape)
+            for step in self.path(self.layouts[have[row]], self.layouts[left[column]]):
+                steps.setdefault(step.after, step)
+            have = sorted(at_hand | {self.index[layout] for layout in steps})
+            left = [end for end in left if end not in have]
         return steps
 
     def tree_seconds(self, targets: Sequence[int]) -> np.ndarray:
