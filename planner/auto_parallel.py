@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 
 from sbp.errors import InfeasibleError, LayoutError, PlanError, SbpError, TimeLimitError
@@ -19,11 +20,12 @@ from sbp.planner.cost import CostModel, as_cost_model
 from sbp.planner.meshes import candidate_meshes, check_mesh
 from sbp.planner.pins import Both, Pins
 from sbp.planner.plan import Plan, Tried
-from sbp.planner.search import Outbid, Outcome, search
+from sbp.planner.search import Outbid, Outcome, gib, search
 from sbp.planner.solver import Limits
 from sbp.planner.strategies import LEAST_FILL, Restriction
 from sbp.planner.workload import workload
 
+MOST_DEVICES = 1 << 20
 RECOMPUTE = ("auto", "none", "full")
 Progress = Callable[[str], None]
 RestrictionFor = Callable[[Graph, Mesh], Restriction]
@@ -104,13 +106,17 @@ def auto_parallel(
     SbpError
         Bad input; names the place.
     """
+    _check_arguments(model, batch, sequence, training, optimizer, precision)
+    _check_numbers(nodes, batch, sequence, memory_limit, time_limit, threads, seed)
     if recompute not in RECOMPUTE:
         raise PlanError(f"recompute is one of {', '.join(RECOMPUTE)}, got {recompute!r}.")
+    if pins is not None and not (isinstance(pins, Mapping) and all(isinstance(key, str) for key in pins)):
+        raise PlanError(f"pins is a mapping of names or globs to layouts, got {pins!r}.")
     machine = Cluster.resolve(cluster, nodes)
+    if machine.size > MOST_DEVICES:
+        raise PlanError(f"{machine.name} has {machine.size:,} devices; plans are made for up to {MOST_DEVICES:,}.")
     if memory_limit is None:
         memory_limit = machine.device.usable_memory_bytes
-    if memory_limit <= 0 or not 0 < time_limit < math.inf:
-        raise PlanError(f"memory_limit and time_limit must be above 0, got {memory_limit} bytes and {time_limit} s.")
     meshes = _meshes(mesh, machine, pins)
     task = _Task(
         as_cost_model(machine if cost_model is None else cost_model),
@@ -124,6 +130,10 @@ def auto_parallel(
         progress or (lambda text: None),
     )
     step = workload(model, machine.size, batch, sequence, training, optimizer, precision, recompute == "full")
+    if not step.graph.nodes:
+        raise PlanError(f"graph {step.graph.name} has no nodes: there is nothing to plan.")
+    if sum(state_bytes_per_device(step.graph, machine).values()) > memory_limit:
+        raise _why_nothing(task, [], step.graph, machine)
     best, tried, failures = _best_over_meshes(task, step.graph)
     if best is None and recompute == "auto" and training and any(isinstance(e, InfeasibleError) for e in failures):
         again = workload(model, machine.size, batch, sequence, training, optimizer, precision, True)
@@ -148,6 +158,47 @@ def auto_parallel(
         tried=tuple(tried),
         cost_model=cost_model,
     )
+
+
+def _check_numbers(
+    nodes: object,
+    batch: object,
+    sequence: object,
+    memory_limit: object,
+    time_limit: object,
+    threads: object,
+    seed: object,
+) -> None:
+    """Raise `PlanError` naming the argument that is of the wrong type or out of range."""
+
+    def whole(name: str, value: object, least: int, optional: bool = True) -> None:
+        if value is None and optional:
+            return
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+            raise PlanError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+
+    whole("nodes", nodes, 1)
+    whole("batch", batch, 1)
+    whole("sequence", sequence, 1)
+    whole("memory_limit (bytes)", memory_limit, 1)
+    whole("threads", threads, 1, optional=False)
+    whole("seed", seed, 0, optional=False)
+    if isinstance(time_limit, bool) or not isinstance(time_limit, Real) or not 0 < float(time_limit) < math.inf:
+        raise PlanError(f"time_limit must be a finite number of seconds above 0, got {time_limit!r}.")
+
+
+def _check_arguments(
+    model: object, batch: object, sequence: object, training: bool, optimizer: object, precision: object
+) -> None:
+    """Raise `PlanError` where arguments contradict each other."""
+    if isinstance(optimizer, type):
+        raise PlanError(f"optimizer is the class {optimizer.__name__}; give an instance, {optimizer.__name__}().")
+    if not training and optimizer is not None:
+        raise PlanError("inference has no optimizer; leave one of training=False and optimizer out.")
+    given = {"batch": batch, "sequence": sequence, "optimizer": optimizer, "precision": precision}
+    unused = [name for name, value in given.items() if value is not None]
+    if isinstance(model, Graph) and unused:
+        raise PlanError(f"the model is a finished graph, which fixes {', '.join(unused)}; leave these arguments out.")
 
 
 @dataclass(frozen=True)
@@ -182,7 +233,7 @@ class _Task:
             mesh,
             self.costs,
             self.memory_limit,
-            replace(self.limits, time_limit=max(seconds, 1.0)),
+            replace(self.limits, time_limit=max(seconds, 0.01)),
             narrowed if narrowed.parts else None,
             self.least_fill,
             self.progress,
@@ -247,16 +298,16 @@ def _meshes(
 
 def _why_nothing(task: _Task, failures: list[SbpError], graph: Graph, cluster: Cluster) -> SbpError:
     """Why no mesh has a plan: the kind of memory that is missing, the pins that conflict, or the first reason given."""
-    if all(isinstance(error, TimeLimitError) for error in failures):
+    if failures and all(isinstance(error, TimeLimitError) for error in failures):
         return failures[0]
     needed = state_bytes_per_device(graph, cluster)
     total = sum(needed.values())
     if total > task.memory_limit:
-        parts = ", ".join(f"{kind} {_gib(size)}" for kind, size in needed.items() if size)
+        parts = ", ".join(f"{kind} {gib(size)}" for kind, size in needed.items() if size)
         return InfeasibleError(
-            f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {_gib(task.memory_limit)} usable "
-            f"each): even cut into {cluster.size} equal shards its state needs {_gib(total)} per device ({parts}), "
-            f"{_gib(total - task.memory_limit)} too much. Use more devices, a device with more memory, a lower "
+            f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {gib(task.memory_limit)} usable "
+            f"each): even cut into {cluster.size} equal shards its state needs {gib(total)} per device ({parts}), "
+            f"{gib(total - task.memory_limit)} too much. Use more devices, a device with more memory, a lower "
             "precision or an optimizer with less state."
         )
     first = next(error for error in failures if isinstance(error, InfeasibleError))
@@ -299,7 +350,3 @@ def _conflicting_pins(task: _Task, graph: Graph) -> tuple[str, ...]:
         if not feasible(without):
             needed = without
     return tuple(needed)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

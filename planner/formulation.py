@@ -79,6 +79,17 @@ class Formulation:
             choice[copies.node] = number
         return choice
 
+    def held_by(self, node: int) -> tuple[str, str]:
+        """The kind and name of the value whose memory a node of the problem stands for."""
+        for value, (at, _) in (*self.source_numbers.items(), *self.output_numbers.items()):
+            if at == node:
+                return self.graph.values[value].kind, value
+        for copies in self.copies:
+            if copies.node == node:
+                return self.graph.values[copies.value].kind, copies.value
+        value = next(n.outputs[0] for n, (at, _) in zip(self.graph.nodes, self.node_numbers) if at == node)
+        return self.graph.values[value].kind, value
+
     def decode(self, choice: Sequence[int] | np.ndarray) -> Decisions:
         """The decisions that an assignment stands for."""
         space = self.strategies.space

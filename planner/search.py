@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -106,14 +107,16 @@ def search(
         return _choice_under_a_style(formulation, costs, boxing, restriction, least_fill, limits)
 
     limit, bound, least_peak = memory_limit, None, 1 << 62
+    deadline = time.monotonic() + limits.time_limit
     for _ in range(_MEMORY_ROUNDS):
         problem = formulation.problem.with_limit(limit)
-        assignment = solve(problem, limits, progress=watch, start=start)
+        left = replace(limits, time_limit=max(deadline - time.monotonic(), 0.01))
+        assignment = solve(problem, left, progress=watch, start=start)
         bound = float(assignment.lower_bound) if bound is None else bound
         if assignment.choice is None:
             if limit != memory_limit:
                 break
-            raise _nothing_found(graph, mesh, assignment)
+            raise _nothing_found(formulation, assignment, memory_limit)
         decisions = formulation.decode(assignment.choice)
         physical = lower(graph, mesh, decisions, costs, boxing)
         total = objective_seconds(physical)
@@ -170,10 +173,34 @@ def _choice_under_a_style(
     return None if best is None else best[1]
 
 
-def _nothing_found(graph: Graph, mesh: Mesh, assignment: Assignment) -> Exception:
-    if assignment.status is Status.INFEASIBLE:
-        return InfeasibleError(f"{graph.name} on {mesh}: {assignment.reason}")
-    return TimeLimitError(
-        f"{graph.name} on {mesh}: no plan was found within the time limit (lower bound {assignment.lower_bound} s); "
-        "give more time or a larger memory limit."
+def _nothing_found(formulation: Formulation, assignment: Assignment, memory_limit: int | None) -> Exception:
+    where = f"{formulation.graph.name} on {formulation.strategies.mesh}"
+    if assignment.status is not Status.INFEASIBLE:
+        return TimeLimitError(
+            f"{where}: no plan was found within the time limit (lower bound {assignment.lower_bound:.6g} s); give more "
+            "time or a larger memory limit."
+        )
+    shortage = assignment.shortage
+    if shortage is None or shortage.smallest_peak is None or memory_limit is None:
+        return InfeasibleError(f"{where}: {assignment.reason}.")
+    by_kind: dict[str, int] = {}
+    by_value: dict[str, int] = {}
+    for node, _, amount in shortage.users:
+        kind, value = formulation.held_by(node)
+        by_kind[kind] = by_kind.get(kind, 0) + amount
+        by_value[value] = by_value.get(value, 0) + amount
+    kinds = ", ".join(f"{kind} {gib(amount)}" for kind, amount in sorted(by_kind.items(), key=lambda item: -item[1]))
+    values = ", ".join(f"{value} {gib(amount)}" for value, amount in sorted(by_value.items(), key=lambda i: -i[1])[:3])
+    least = "the least that any layouts need" if shortage.exact else "the least that was found to do"
+    return InfeasibleError(
+        f"{where}: the limit is {gib(memory_limit)} per device, but {least} is {gib(shortage.smallest_peak)}, "
+        f"{gib(shortage.smallest_peak - memory_limit)} too much ({kinds}; the largest: {values}). Use a smaller batch "
+        "or sequence, recompute, more devices, or devices with more memory."
     )
+
+
+def gib(size: int) -> str:
+    """Bytes for people."""
+    if size >= 2**28:
+        return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**20:.2f} MiB" if size >= 2**20 else f"{size:,} bytes"

@@ -31,6 +31,9 @@ class Workload:
     model: Mapping[str, Any]
 
 
+LARGEST_VALUE_BYTES = 1 << 60
+
+
 def workload(
     model: str | Module | Graph,
     devices: int,
@@ -59,7 +62,7 @@ def workload(
         Run the layers' forward parts again in the backward phase (see `sbp.passes.recompute`).
     """
     if isinstance(model, Graph):
-        return Workload(model.validate(), {})
+        return Workload(_checked_sizes(model.validate()), {})
     if not isinstance(model, (str, Module)):
         raise GraphError(
             f"a model is a preset's name, an sbp.nn.Module or a Graph, got {type(model).__name__}; "
@@ -73,9 +76,9 @@ def workload(
             each = max(1, min(DEFAULT_SEQUENCES_PER_DEVICE, DEFAULT_TOKENS_PER_DEVICE // length))
         batch = devices * each
     precision = precision or ("mixed" if training else "bf16")
-    name = model if isinstance(model, str) else type(module).__name__
+    name = model if isinstance(model, str) else getattr(module, "_preset", type(module).__name__)
     optimizer = None if optimizer is None else optimizer_named(optimizer)
-    graph = _graph(module, batch, sequence, training, optimizer, precision, recompute, name)
+    graph = _checked_sizes(_graph(module, batch, sequence, training, optimizer, precision, recompute, name))
     config = getattr(module, "config", None)
     if config is None or not (optimizer is None or type(optimizer) in _OPTIMIZERS):
         return Workload(graph, {})
@@ -123,6 +126,13 @@ def scaled_workload(model: Mapping[str, Any]) -> Graph:
         return _graph(module, batch, sequence, training, optimizer, precision, model["recompute"], name)
     except (KeyError, TypeError) as error:
         raise PlanError(f"the plan's field `model` is incomplete or wrong ({error}); plan again.") from None
+
+
+def _checked_sizes(graph: Graph) -> Graph:
+    for value in graph.values.values():
+        if value.type.bytes > LARGEST_VALUE_BYTES:
+            raise GraphError(f"{graph.name}: {value} has more than 2**60 bytes; check its sizes, and the batch.")
+    return graph
 
 
 def _graph(
