@@ -83,7 +83,9 @@ class Assignment:
 class Solver(Protocol):
     """What a solver must offer to be compared with the others."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called in tables."""
 
     def solve(self, problem: Problem, limits: Limits) -> Assignment: ...
 
