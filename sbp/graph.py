@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import Parameter
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from sbp.errors import GraphError, SbpError
-from sbp.operator import REGISTRY, TensorType
+from sbp.fields import Field
+from sbp.operator import REGISTRY, Operator, TensorType
 from sbp.rule import BoundRule
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ KINDS = ("input", "parameter", "buffer", "optimizer", "activation", "gradient")
 STATE_KINDS = ("parameter", "buffer", "optimizer")
 PHASES = ("forward", "backward", "optimizer")
 INITIALS = ("zeros", "ones", "constant", "normal", "uniform", "integers", "arange")
+_PARAMETERS = {"constant": 1, "normal": 2, "uniform": 2, "integers": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,14 @@ class Graph:
             except SbpError as error:
                 reads = ", ".join(str(self.values[name]) for name in node.inputs) or "no values"
                 raise GraphError(f"{place}, which reads {reads}: {error}") from None
+            except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+                # Rules are functions of the attributes and trust their types.
+                reads = ", ".join(str(self.values[name]) for name in node.inputs) or "no values"
+                given = ", ".join(f"{key}={value!r}" for key, value in node.attributes.items()) or "none"
+                raise GraphError(
+                    f"{place}, which reads {reads}: operator {node.op} does not take the attributes {given} here "
+                    f"({type(error).__name__}: {error}); correct them."
+                ) from None
             if len(inferred) != len(node.outputs):
                 raise GraphError(f"{place}: lists {len(node.outputs)} outputs, the operator has {len(inferred)}.")
             for name, expected in zip(node.outputs, inferred):
@@ -232,33 +244,20 @@ class Graph:
         """Read what `to_json` wrote; missing or wrong fields raise `GraphError` naming them."""
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             raise GraphError(f"this is not a graph of schema {SCHEMA}; write it again with Graph.to_json.")
-        place = "graph file"
-        try:
-            values: dict[str, Value] = {}
-            for index, item in enumerate(data["values"]):
-                place = f"graph file, value {index}"
-                place = f"graph file, value {item['name']!r}"
-                if item["name"] in values:
-                    raise GraphError("is listed twice; every value is declared once.")
-                values[item["name"]] = _value_from(item)
-            nodes = []
-            place = "graph file"
-            for index, item in enumerate(data["nodes"]):
-                place = f"graph file, node {index}"
-                place = f"graph file, node {item['name']!r}"
-                nodes.append(_node_from(item))
-            place = "graph file"
-            graph = cls(data["name"], values, tuple(nodes), tuple(data["outputs"]), dict(data["updates"]))
-        except KeyError as error:
-            raise GraphError(
-                f"{place}: the field {error} is missing; write the graph again with Graph.to_json."
-            ) from None
-        except GraphError as error:
-            raise GraphError(f"{place}: {error}") from None
-        except (TypeError, AttributeError, IndexError, ValueError) as error:
-            raise GraphError(
-                f"{place}: a field has the wrong type ({error}); write the graph again with Graph.to_json."
-            ) from None
+        file = Field(data, "graph file", GraphError)
+        values: dict[str, Value] = {}
+        for index, item in enumerate(file["values"].list()):
+            name = item.at(f"graph file, value {index}")["name"].text()
+            place = f"graph file, value {name!r}"
+            if name in values:
+                raise GraphError(f"{place}: is listed twice; every value is declared once.")
+            values[name] = _value_from(item.at(place))
+        nodes = []
+        for index, item in enumerate(file["nodes"].list()):
+            name = item.at(f"graph file, node {index}")["name"].text()
+            nodes.append(_node_from(item.at(f"graph file, node {name!r}")))
+        updates = {name: item.text() for name, item in file["updates"].mapping().items()}
+        graph = cls(file["name"].text(), values, tuple(nodes), file["outputs"].texts(), updates)
         return graph.validate()
 
     def to_networkx(self) -> networkx.MultiDiGraph:
@@ -280,31 +279,86 @@ class Graph:
 
         return graph_html(self)
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
     def __str__(self) -> str:
-        counts = f"{len(self.sources)} sources, {len(self.nodes)} nodes, {len(self.parameters)} parameters"
-        return f"graph {self.name}: {counts}"
+        sizes = {"source": self.sources, "node": self.nodes, "parameter": self.parameters}
+        counts = (f"{len(items)} {what}{'' if len(items) == 1 else 's'}" for what, items in sizes.items())
+        return f"graph {self.name}: {', '.join(counts)}"
 
 
-def _value_from(item: Mapping[str, Any]) -> Value:
-    initial = item.get("initial")
-    return Value(
-        item["name"],
-        TensorType(tuple(item["shape"]), item["dtype"]),
-        item["kind"],
-        Initial(initial[0], tuple(map(_tuples, initial[1:]))) if initial else None,
+def _value_from(item: Field) -> Value:
+    name, dtype, kind = item["name"].text(), item["dtype"].text(), item["kind"].text()
+    shape = tuple(size.whole() for size in item["shape"].list())
+    try:
+        kept = TensorType(shape, dtype)
+    except SbpError as error:
+        raise GraphError(f"{item.place}: {error}") from None
+    initial = item.get("initial", None)
+    return Value(name, kept, kind, None if initial.value is None else _initial_from(initial))
+
+
+def _initial_from(item: Field) -> Initial:
+    parts = item.list()
+    if not parts:
+        raise item.wrong("a list of a kind and its parameters")
+    kind = parts[0].text()
+    count = _PARAMETERS.get(kind, 0)
+    parameters = []
+    for part in parts[1:]:
+        parameter = part.plain()
+        if isinstance(parameter, bool) or not isinstance(parameter, (int, float)):
+            raise part.wrong("a number")
+        parameters.append(parameter)
+    if len(parameters) < count:
+        raise item.wrong(f"a list of {kind!r} and {count} number{'s' if count > 1 else ''}")
+    return Initial(kind, tuple(parameters))
+
+
+def _node_from(item: Field) -> Node:
+    node = Node(
+        item["name"].text(),
+        item["op"].text(),
+        item["inputs"].texts(),
+        item["outputs"].texts(),
+        {key: value.plain() for key, value in item["attributes"].mapping().items()},
+        item.get("module", "").text(),
+        item.get("phase", "forward").text(),
     )
+    if node.op in REGISTRY:
+        for key, field_ in item["attributes"].mapping().items():
+            expected = _expected(REGISTRY[node.op], key, node.attributes[key])
+            if expected:
+                raise field_.wrong(expected)
+    return node
 
 
-def _node_from(item: Mapping[str, Any]) -> Node:
-    return Node(
-        item["name"],
-        item["op"],
-        tuple(item["inputs"]),
-        tuple(item["outputs"]),
-        {key: _tuples(value) for key, value in item["attributes"].items()},
-        item.get("module", ""),
-        item.get("phase", "forward"),
-    )
+def _expected(op: Operator, key: str, value: Any) -> str:
+    """What an attribute must be, judged by its default and the operator's example calls; "" if it may be this."""
+    samples = [case.attributes[key] for case in op.cases if key in case.attributes]
+    default = op.defaults.get(key, Parameter.empty)
+    samples += [] if default is Parameter.empty else [default]
+    if all(sample is None for sample in samples):
+        return ""
+    if value is None:
+        return "" if any(sample is None for sample in samples) else _described(samples)
+    if not isinstance(value, tuple) and all(isinstance(sample, (tuple, NoneType)) for sample in samples):
+        return _described(samples)
+    kinds = {kind for sample in samples for kind in _leaf_kinds(sample)}
+    return _described(samples) if kinds and not _leaf_kinds(value) <= kinds else ""
+
+
+def _leaf_kinds(value: Any) -> set[str]:
+    """The kinds of what a value is or holds; integers and truth values stand for numbers."""
+    if isinstance(value, (tuple, list)):
+        return {kind for item in value for kind in _leaf_kinds(item)}
+    return {"null" if value is None else "a text" if isinstance(value, str) else "a number"}
+
+
+def _described(samples: list[Any]) -> str:
+    found = {"a list" if isinstance(sample, (tuple, list)) else "".join(_leaf_kinds(sample)) for sample in samples}
+    return " or ".join(sorted(found, key=lambda kind: (kind == "null", kind)))
 
 
 def _plain(value: Any) -> Any:
@@ -312,10 +366,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _tuples(value: Any) -> Any:
-    """The inverse of `_plain`."""
-    if isinstance(value, Mapping):
-        return float(value["float"])
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -37,7 +37,7 @@ def test_structure():
     assert graph.outputs == ("layer.tanh",) and graph.updates == {"steps": "shift"}
     assert graph.types(["x", "layer.tanh"]) == (TensorType((4, 6), "f32"), TensorType((4, 2), "f32"))
     assert graph.rule(graph.nodes[0]).output_shapes() == ((4, 2),)
-    assert str(graph) == "graph small: 3 sources, 3 nodes, 1 parameters"
+    assert str(graph) == "graph small: 3 sources, 3 nodes, 1 parameter"
 
 
 def test_a_value_read_twice_by_one_node_is_consumed_twice():

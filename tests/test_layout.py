@@ -220,8 +220,8 @@ def test_shards_tile_the_tensor(example):
     [
         ("S(2)", (4, 4), (2,), "splits dimension 2, but the shape [4, 4] has 2 dimensions"),
         ("S(0)", (), (2,), "splits dimension 0, but the shape [] has 0 dimensions"),
-        ("S(0), B", (4,), (2,), "has 2 entries, but the mesh (2,) has 1 axes"),
-        ("B", (4,), (2, 2), "has 1 entries, but the mesh (2, 2) has 2 axes"),
+        ("S(0), B", (4,), (2,), "has 2 entries, but the mesh (2,) has 1 axis"),
+        ("B", (4,), (2, 2), "has 1 entry, but the mesh (2, 2) has 2 axes"),
     ],
 )
 def test_layouts_that_do_not_fit_are_named(layout, shape, mesh_shape, says):

@@ -298,7 +298,7 @@ def shorter_steps(comparison: Comparison) -> list[str]:
         return []
     return [
         f"A shorter step than the found plan's ({seconds_text(own)}) is predicted for {', '.join(shorter)}, where "
-        "overlap hides more of the collectives. The search minimises the work and does not see overlap; to plan in that way, "
-        "pin that scheme's layouts.",
+        "overlap hides more of the collectives. The search minimises the work and does not see overlap; to plan in "
+        "that way, pin that scheme's layouts.",
         "",
     ]
