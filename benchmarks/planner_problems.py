@@ -51,7 +51,7 @@ def main() -> None:
             assignment.status.value,
             f"{assignment.gap:.1e}",
         )
-    Console().print(table)
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
             best.name if best else "none fits",
             f"{best.plan.objective_seconds:.6f}" if best and best.plan else "",
         )
-    Console().print(table)
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":
