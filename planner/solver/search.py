@@ -135,8 +135,9 @@ def annealed(
     soft = start / (2.0 * effect)
     hard = max(2.0 * highest, soft)
     own = Clock(min(cycle.seconds, clock.left))
-    done = 0.0
-    chunk = max(cycle.moves // STEPS, 1)
+    done, updates = 0.0, 0
+    # Short enough for the clock to be heard.
+    chunk = max(min(cycle.moves // STEPS, 4 * nodes), 1)
     while done < 1.0:
         temperature = start * cooling**-done
         mu = soft * (hard / soft) ** min(done / (1.0 - HARD_TAIL), 1.0)
@@ -144,9 +145,12 @@ def annealed(
             mu *= HARD_FACTOR ** ((done - 1.0 + HARD_TAIL) / HARD_TAIL)
         annealer.run(chunk, temperature, mu, trees, forced, EJECTIONS, largest)
         # On a slow machine the clock, not the moves, decides how fast the cycle cools.
-        done = max(done + 1.0 / STEPS, own.elapsed / max(own.time_limit, 1e-9))
+        done = max(done + chunk / max(cycle.moves, 1), own.elapsed / max(own.time_limit, 1e-9))
         if clock.expired():
             break
+        if done * STEPS < updates + 1:
+            continue
+        updates = int(done * STEPS)
         if len(price) and highest > 0:
             z = np.clip(annealer.slacks / unit, -SLACK_CLIP, SLACK_CLIP)
             price = np.maximum(0.0, price - PRICE_RATE * highest * z)
