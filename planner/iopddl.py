@@ -1,11 +1,14 @@
-"""Layout problems and solutions as JSON files of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism (IOPDDL).
+"""Layout problems and solutions as JSON files of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism
+(IOPDDL).
 
-A problem file holds ``problem.nodes.intervals`` (half-open, one per node), ``.costs`` and ``.usages`` (one list per node),
-``problem.edges.nodes`` (pairs) and ``.costs`` (row-major over the two nodes' strategies), and optionally
-``problem.usage_limit`` and ``problem.name``. A solution file is a list of strategy indices. Source: github.com/google/iopddl.
+A problem file holds ``problem.nodes.intervals`` (half-open, one per node), ``.costs`` and ``.usages`` (one list per
+node), ``problem.edges.nodes`` (pairs) and ``.costs`` (row-major over the two nodes' strategies), and optionally
+``problem.usage_limit`` and ``problem.name``. A solution file is a list of strategy indices. Source:
+github.com/google/iopddl.
 
 Two extensions, written only where needed: a node with several pieces carries ``problem.nodes.extra_intervals`` and
-``extra_usages`` (lists per node), and a float64 problem stores its costs as numbers with the string ``"inf"`` where forbidden.
+``extra_usages`` (lists per node), and a float64 problem stores its costs as numbers with the string
+``"inf"`` where forbidden.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def read_problem(path: str | Path) -> Problem:
 
 
 def write_problem(problem: Problem, path: str | Path) -> None:
-    """Write a problem; ``.gz`` in the name compresses it. Reading it back gives the same arrays up to the order of tables."""
+    """Write a problem; ``.gz`` in the name compresses it. Reading it back gives the same arrays up to the order of
+    tables."""
     _write(Path(path), problem_to_json(problem))
 
 
@@ -99,7 +103,8 @@ def problem_from_json(content: bytes) -> Problem:
                 raise ProblemError(f"problem.nodes.extra_intervals[{node}]: expected lists of pieces")
             if len(extra_intervals[node]) != len(extra_usages[node]):
                 raise ProblemError(
-                    f"problem.nodes.extra_usages[{node}]: {len(extra_usages[node])} pieces, expected {len(extra_intervals[node])}"
+                    f"problem.nodes.extra_usages[{node}]: {len(extra_usages[node])} pieces, "
+                    f"expected {len(extra_intervals[node])}"
                 )
             for piece, (interval, usage) in enumerate(zip(extra_intervals[node], extra_usages[node])):
                 _add_usage(builder, node, array.size, interval, usage, f"[{node}][{piece}]", "extra_")
@@ -238,7 +243,7 @@ def _costs(values: Any, where: str) -> np.ndarray:
             if value <= -FORBIDDEN_INTEGER:
                 raise ProblemError(f"{where}[{position}]: {_shown(value)} is below -10**18")
             numbers.append(min(value, FORBIDDEN_INTEGER))
-        elif type(value) is float and value == value and value != float("-inf"):
+        elif type(value) is float and value > -FORBIDDEN_INTEGER:
             # orjson reads integers beyond 64 bits as floats
             numbers.append(value)
         else:

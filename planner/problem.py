@@ -1,8 +1,11 @@
 """The layout problem: nodes with strategies, pairwise costs, memory over time. Nothing of deep learning is left in it.
 
-Choose one strategy for every node. The cost of a choice is the sum of the chosen strategies' node costs and, for every edge, of
-the entry of its table at the two chosen strategies. At every time the usages of the chosen strategies of all pieces whose
-half-open interval ``[start, stop)`` holds that time must not add up to more than the usage limit. An empty interval never counts.
+Choose one strategy for every node. The cost of a choice is the sum of the chosen strategies' node costs and, for
+every edge, of
+the entry of its table at the two chosen strategies. At every time the usages of the chosen strategies of all pieces
+whose
+half-open interval ``[start, stop)`` holds that time must not add up to more than the usage limit. An empty interval
+never counts.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ def _frozen(values, dtype) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A layout problem as flat arrays; build one with `ProblemBuilder` or read one with `sbp.planner.iopddl.read_problem`.
+    """A layout problem as flat arrays; build one with `ProblemBuilder` or read one with
+    `sbp.planner.iopddl.read_problem`.
 
     Attributes
     ----------
@@ -136,7 +140,8 @@ class Problem:
         limit = "no limit" if self.usage_limit is None else f"limit {self.usage_limit:,} bytes"
         return (
             f"Problem({self.name or 'unnamed'}: {self.node_count:,} nodes, {self.strategy_count:,} strategies, "
-            f"{self.edge_count:,} edges over {len(self.table_shapes):,} tables, {len(self.piece_nodes):,} pieces, {limit})"
+            f"{self.edge_count:,} edges over {len(self.table_shapes):,} tables, "
+            f"{len(self.piece_nodes):,} pieces, {limit})"
         )
 
 
@@ -213,7 +218,8 @@ class ProblemBuilder:
         for node in (first, second):
             if not 0 <= node < len(self._costs):
                 raise ProblemError(
-                    f"edge {len(self._edges)}: node {node} does not exist; add_node returned 0 to {len(self._costs) - 1}"
+                    f"edge {len(self._edges)}: node {node} does not exist; "
+                    f"add_node returned 0 to {len(self._costs) - 1}"
                 )
         if first == second:
             raise ProblemError(f"edge {len(self._edges)}: both ends are {self._where(first)}; put the cost on the node")
@@ -279,9 +285,10 @@ def check_totals(problem: Problem) -> None:
     finite = problem.costs[~problem.forbidden_costs()]
     values = problem.table_values
     tables = values[values < FORBIDDEN_INTEGER] if problem.is_integer else values[np.isfinite(values)]
-    total = np.abs(finite.astype(np.float64)).sum() + problem.edge_count * (
-        np.abs(tables.astype(np.float64)).max() if tables.size else 0.0
-    )
+    with np.errstate(over="ignore"):
+        total = np.abs(finite.astype(np.float64)).sum()
+        if tables.size:
+            total += problem.edge_count * np.abs(tables.astype(np.float64)).max()
     if not np.isfinite(total):
         raise ProblemError("costs: their sum overflows float64; give them in a larger unit")
 

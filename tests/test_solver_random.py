@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from sbp.planner.problem import FORBIDDEN_INTEGER, Problem, ProblemBuilder, evaluate
 from sbp.planner.solver import Limits, Status, solve
 
@@ -11,7 +12,8 @@ from sbp.planner.solver import Limits, Status, solve
 def random_problem(seed: int) -> tuple[Problem, float | None]:
     """A small problem and its optimum by enumeration (None when infeasible).
 
-    Parallel edges, empty intervals, forbidden pairs and strategies, no limit, loose, tight and impossible limits, zero and
+    Parallel edges, empty intervals, forbidden pairs and strategies, no limit, loose, tight and impossible limits,
+    zero and
     equal costs, single strategies, disconnected parts, several pieces per node, integers and floats all occur.
     """
     random = np.random.default_rng(seed)

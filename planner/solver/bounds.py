@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
 from sbp.planner.solver.core import Core
 from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.result import Clock
@@ -23,8 +24,8 @@ def ascended(
 ) -> Dual:
     """Prices and messages with a good bound; the result stands at its best point.
 
-    Cycles of level steps: each starts with a level of 0.3 of the gap and ends when the level has shrunk to `LEVEL_FLOOR`
-    of it; the ascent ends with a cycle that gained less than `STALL` of the gap.
+    Cycles of level steps: each starts with a level of 0.3 of the gap and ends when the level has shrunk to
+    `LEVEL_FLOOR` of it; the ascent ends with a cycle that gained less than `STALL` of the gap.
 
     Parameters
     ----------

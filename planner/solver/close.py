@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from sbp.planner.solver.bounds import ascended
 from sbp.planner.solver.core import Reduction
 from sbp.planner.solver.dual import Dual
@@ -22,7 +23,8 @@ IN_PROCESS = 400
 def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Dual | None = None) -> None:
     """Raise the bound and lower the incumbent until they meet or the time is used.
 
-    `base` must contain every choice that is better than the incumbent; `dual` may hold a bound of it that is already known.
+    `base` must contain every choice that is better than the incumbent; `dual` may hold a bound of it that is already
+    known.
     """
     switches = 0 if "reduce" in without else SWITCH_ALL
     core = base.core
@@ -64,8 +66,8 @@ def _cutoff(core_size: int, costs: ReducedCosts, target: int, nodes: int) -> int
 def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, ceiling: int | None = None) -> bool:
     """Search everything in `base` that costs at most `ceiling`; True when that is complete.
 
-    Cutoffs grow from the bound: faster while probes close by themselves, slower when their integer programs are hard, and
-    they shrink after one that did not end in time. Each probe leaves a smaller problem with a better bound.
+    Cutoffs grow from the bound: faster while probes close by themselves, slower when their integer programs are
+    hard, and they shrink after one that did not end in time. Each probe leaves a smaller problem with a better bound.
     """
     core = base.core
     excess = core.strategy_count - core.node_count

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
 from sbp.planner.solver.reducer import FORBIDDEN_COST, SWITCH_ALL, Reducer
 from sbp.planner.solver.scale import IntegerProblem
 
@@ -14,7 +15,8 @@ from sbp.planner.solver.scale import IntegerProblem
 class Core:
     """A residual problem: at most one edge between two nodes, tables normalised, usages relative to their minimum.
 
-    `nodes` are the original numbers of the nodes; ``original[node_offsets[v] + s]`` is the original number of strategy ``s``.
+    `nodes` are the original numbers of the nodes; ``original[node_offsets[v] + s]`` is the original number of
+    strategy ``s``.
     `rows` are the numbers of the surviving rows in the integer problem. The cost of a choice is `constant` more than
     the sum over the arrays.
     """
@@ -123,7 +125,8 @@ class Reduction:
         forbidden_entries: np.ndarray | None = None,
         out_of_time: Callable[[], bool] | None = None,
     ) -> Reduction:
-        """Forbid strategies (bool per strategy of the core) and pairs (bool per table entry) and reduce on, in place."""
+        """Forbid strategies (bool per strategy of the core) and pairs (bool per table entry) and reduce on, in
+        place."""
         core = self.core
         if forbidden_entries is not None and forbidden_entries.any():
             where = np.flatnonzero(forbidden_entries)

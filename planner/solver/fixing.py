@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from sbp.planner.solver.core import Core
 from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.marginals import forest, forest_marginals
@@ -17,8 +18,8 @@ FORESTS = 8
 class ReducedCosts:
     """An exact bound and what forcing each strategy or table entry adds to it at least (all integers >= 0).
 
-    `strategy` and `entry` are the reparametrised costs: for every choice, cost + prices . (load - capacity) is at least the
-    bound plus their sum. `fraction` is what rounding down took
+    `strategy` and `entry` are the reparametrised costs: for every choice, cost + prices . (load - capacity) is at
+    least the bound plus their sum. `fraction` is what rounding down took
     from each strategy, `bound_fraction` what it took from the bound. `strategy_marginal`, `entry_marginal` are
     the larger numbers for one strategy or entry alone.
     """

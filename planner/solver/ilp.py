@@ -1,8 +1,9 @@
-"""The residual problem as an integer program (local polytope: node variables integer, pair variables continuous), by OR-Tools.
+"""The residual problem as an integer program (local polytope: node variables integer, pair variables continuous), by
+OR-Tools.
 
 Memory rows are added lazily: those with a price first, then those that a solution violates. With reduced costs from the
-dual the objective is written in them: every coefficient is then >= 0 and at most the gap, and the cutoff becomes a *budget row*
-over strategies, pairs and the priced slack of the rows, which makes branching strong.
+dual the objective is written in them: every coefficient is then >= 0 and at most the gap, and the cutoff becomes a
+*budget row* over strategies, pairs and the priced slack of the rows, which makes branching strong.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+
 from sbp.planner.solver.core import Core
 from sbp.planner.solver.fixing import ReducedCosts
 from sbp.planner.solver.reducer import FORBIDDEN_COST
 from sbp.planner.solver.result import Clock
 
 HALF = FORBIDDEN_COST // 2
+FORMULATIONS = ("highs", "cp-sat", "scip")
+"""The solvers of OR-Tools that take the integer program."""
 
 
 @dataclass(frozen=True, eq=False)
 class IlpResult:
-    """`choice` is over the core's strategies (None if none was found below the cutoff); bounds include the core's constant.
+    """`choice` is over the core's strategies (None if none was found below the cutoff); bounds include the core's
+    constant.
 
     `finished` says that the search was complete: `choice` is optimal, or there is no choice better than the cutoff.
     """
@@ -43,6 +48,7 @@ class _Model:
     columns: int
     integer: int
     pair_end: int
+    excluded: np.ndarray
     objective: np.ndarray
     entry_column: np.ndarray
     row_index: list[np.ndarray]
@@ -68,10 +74,22 @@ def _base_model(core: Core, costs: np.ndarray, entries: np.ndarray, pairs_intege
     allowed = core.table_values < HALF
     entry_column = np.full(len(core.table_values), -1, np.int64)
     entry_column[allowed] = strategies + np.arange(int(allowed.sum()))
+    excluded = np.flatnonzero(core.costs >= HALF)
     objective = np.concatenate([costs, entries[allowed]])
+    objective[excluded] = 0.0
     columns = len(objective)
     model = _Model(
-        columns, columns if pairs_integer else strategies, columns, objective, entry_column, [], [], [], [], []
+        columns,
+        columns if pairs_integer else strategies,
+        columns,
+        excluded,
+        objective,
+        entry_column,
+        [],
+        [],
+        [],
+        [],
+        [],
     )
     sizes = core.sizes
     node_of = np.repeat(np.arange(core.node_count), sizes)
@@ -195,13 +213,19 @@ def solve_ilp(
         Write the objective in these (see the module); needs a cutoff.
     """
     clock = Clock(time_limit)
+    if solver == "cp-sat":
+        reduced = None  # its variables are integers, so fractions and slacks have no place in it
     if core.node_count == 0:
         return IlpResult(np.empty(0, np.int64), core.constant, True, 0)
     active = np.unique(rows).astype(np.int64) if rows is not None else np.empty(0, np.int64)
     if reduced is None:
         offset, costs, entries = core.constant, core.costs.astype(np.float64), core.table_values.astype(np.float64)
         room = cutoff - offset if cutoff is not None else None
-        size = float(room) if room is not None else float(core.costs.max(initial=0)) * math.sqrt(core.node_count)
+        size = (
+            float(room)
+            if room is not None
+            else float(core.costs[core.costs < HALF].max(initial=0)) * math.sqrt(core.node_count)
+        )
     else:
         assert cutoff is not None
         offset, costs, entries = reduced.bound, reduced.strategy + reduced.fraction, reduced.entry.astype(np.float64)
@@ -259,7 +283,8 @@ def _rounded(core: Core, values: np.ndarray) -> np.ndarray:
 
 
 def _run(model: _Model, solver: str, time_limit: float, threads: int, seed: int):
-    """(kind, values or None, bound) with kind "optimal", "feasible", "infeasible" or "unknown"; None if there is no time."""
+    """(kind, values or None, bound) with kind "optimal", "feasible", "infeasible" or "unknown"; None if there is no
+    time."""
     from ortools.math_opt import model_pb2
     from ortools.math_opt.python import mathopt
 
@@ -269,6 +294,7 @@ def _run(model: _Model, solver: str, time_limit: float, threads: int, seed: int)
     proto.variables.ids.extend(range(model.columns))
     proto.variables.lower_bounds.extend(np.zeros(model.columns))
     upper = np.ones(model.columns)
+    upper[model.excluded] = 0.0
     upper[model.pair_end :] = np.inf
     proto.variables.upper_bounds.extend(upper)
     integers = np.zeros(model.columns, bool)
@@ -297,7 +323,11 @@ def _run(model: _Model, solver: str, time_limit: float, threads: int, seed: int)
     if solver == "highs":
         parameters.highs.double_options["mip_feasibility_tolerance"] = 1e-7
     with quiet_stdout():
-        result = mathopt.solve(mathopt.Model.from_model_proto(proto), kinds[solver], params=parameters)
+        try:
+            result = mathopt.solve(mathopt.Model.from_model_proto(proto), kinds[solver], params=parameters)
+        except Exception:
+            # OR-Tools turns a solver's refusal (numbers too large, say) into various exceptions: nothing is known then.
+            return "unknown", None, -math.inf
     reason = result.termination.reason
     if reason == mathopt.TerminationReason.INFEASIBLE:
         return "infeasible", None, math.inf
@@ -311,7 +341,8 @@ def _run(model: _Model, solver: str, time_limit: float, threads: int, seed: int)
 
 @contextlib.contextmanager
 def quiet_stdout():
-    """HiGHS prints progress of its heuristics to file descriptor 1 whatever it is told; stdout belongs to our output."""
+    """HiGHS prints progress of its heuristics to file descriptor 1 whatever it is told; stdout belongs to our
+    output."""
     sys.stdout.flush()
     saved = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,5 @@
-"""Why nothing fits: the smallest reachable peak, who makes it, and minimal sets of demands that contradict each other."""
+"""Why nothing fits: the smallest reachable peak, who makes it, and minimal sets of demands that contradict each
+other."""
 
 from __future__ import annotations
 
@@ -87,9 +88,7 @@ def shortage(problem: Problem, limits: Limits, known_infeasible: int | None = No
         best, high = guess.choice, evaluate(problem, guess.choice).peak
     while high is not None and high - low > 1 and not clock.expired():
         middle = low + (high - low) // 2
-        found = solve(
-            allowed.with_limit(middle), replace(limits, time_limit=max(clock.left, 0.01)), explain=False
-        )
+        found = solve(allowed.with_limit(middle), replace(limits, time_limit=max(clock.left, 0.01)), explain=False)
         if found.status is Status.INFEASIBLE:
             low = middle
         elif found.choice is not None:
@@ -106,8 +105,10 @@ def shortage(problem: Problem, limits: Limits, known_infeasible: int | None = No
 def minimal_conflict(items: Sequence[Item], feasible: Callable[[Sequence[Item]], bool]) -> tuple[Item, ...]:
     """A subset of demands that cannot be met together, while each smaller part of it can.
 
-    `feasible` says whether a set of demands can be met; it must be false for all `items` (else the result is empty), and
-    dropping demands never makes a feasible set infeasible. QuickXplain (Junker 2004): few calls when the conflict is small.
+    `feasible` says whether a set of demands can be met; it must be false for all `items` (else the result is empty),
+    and
+    dropping demands never makes a feasible set infeasible. QuickXplain (Junker 2004): few calls when the conflict is
+    small.
     """
     if not items or feasible(items):
         return ()
@@ -182,6 +183,3 @@ def _users(problem: Problem, choice: np.ndarray, time: int) -> tuple[tuple[int, 
         amounts[node] = amounts.get(node, 0) + int(problem.piece_usages[problem.piece_offsets[piece] + choice[node]])
     largest = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))[:LARGEST_USERS]
     return tuple((node, int(choice[node]), amount) for node, amount in largest if amount)
-
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+
 from sbp.planner.problem import Problem
 from sbp.planner.solver.bounds import ascended
 from sbp.planner.solver.close import close

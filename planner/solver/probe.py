@@ -1,8 +1,11 @@
 """Probes: everything that costs at most a cutoff, searched completely.
 
-Under an assumed cutoff close to the bound, reduced-cost fixing removes most of a problem; what is left is reduced, bounded and
-fixed again until it stalls, and then small enough for an integer program. A probe that finds nothing *proves* that every choice
-costs more than the cutoff, so cutoffs that grow from the bound upwards raise the bound until the optimum is met. No incumbent is needed.
+Under an assumed cutoff close to the bound, reduced-cost fixing removes most of a problem; what is left is reduced,
+bounded and
+fixed again until it stalls, and then small enough for an integer program. A probe that finds nothing *proves* that
+every choice
+costs more than the cutoff, so cutoffs that grow from the bound upwards raise the bound until the optimum is met. No
+incumbent is needed.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
 from sbp.planner.solver.bounds import ascended
 from sbp.planner.solver.core import Reduction, reduced
 from sbp.planner.solver.fixing import ReducedCosts, reduced_costs

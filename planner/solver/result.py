@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
 from sbp.planner.problem import Problem
 
 if TYPE_CHECKING:

@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+
 from sbp.planner.problem import FORBIDDEN_INTEGER, Problem
 from sbp.planner.solver.reducer import FORBIDDEN_COST
 
-# Sums of all costs stay below this, so that no intermediate of the reductions can leave 64 bits or reach FORBIDDEN_COST.
+# Sums of all costs stay below this, so that no intermediate of the reductions can leave 64 bits or reach
+# FORBIDDEN_COST.
 _LARGEST_SUM = 2.0**57
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
 from sbp.planner.problem import Problem, evaluate
 from sbp.planner.solver.core import Reduction
 from sbp.planner.solver.reducer import FORBIDDEN_COST
@@ -98,7 +99,13 @@ class State:
         if self.choice is None:
             if self.infeasible_because is not None:
                 return Assignment(
-                    Status.INFEASIBLE, None, math.inf, math.inf, 0.0, self.infeasible_because, statistics=self.statistics
+                    Status.INFEASIBLE,
+                    None,
+                    math.inf,
+                    math.inf,
+                    0.0,
+                    self.infeasible_because,
+                    statistics=self.statistics,
                 )
             lower = -math.inf if self.lower is None else self.integer.to_problem_unit(self.lower)
             reason = "the time limit passed before a choice was found"
@@ -110,5 +117,7 @@ class State:
         lower = min(lower, objective)
         gap = relative_gap(objective, lower)
         if gap == 0 if self.integer.exact else gap <= GAP_TOLERANCE:
-            return Assignment(Status.OPTIMAL, self.choice, objective, lower, gap, self.proof, statistics=self.statistics)
+            return Assignment(
+                Status.OPTIMAL, self.choice, objective, lower, gap, self.proof, statistics=self.statistics
+            )
         return Assignment(Status.FEASIBLE, self.choice, objective, lower, gap, self.proof, statistics=self.statistics)

@@ -1,4 +1,5 @@
-"""Integer programs in a process of their own: one can be stopped at any moment, and this process goes on searching meanwhile.
+"""Integer programs in a process of their own: one can be stopped at any moment, and this process goes on searching
+meanwhile.
 
 OR-Tools' solvers check their time limit only now and then (HiGHS was seen to overrun by minutes), and they cannot be
 interrupted from Python. A killed process can.
@@ -42,8 +43,8 @@ class IlpProcess:
         Parameters
         ----------
         meanwhile : callable(seconds) -> bool
-            Called again and again while the program runs, to do about so many seconds of other work; False ends the program
-            (the result then says that nothing was found).
+            Called again and again while the program runs, to do about so many seconds of other work; False ends the
+            program (the result then says that nothing was found).
         """
         nothing = IlpResult(None, core.constant, False, 0)
         deadline = time.monotonic() + time_limit
