@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 
+from sbp.planner.solver.aside import AnnealProcess
 from sbp.planner.solver.bounds import ascended
 from sbp.planner.solver.core import Reduction
 from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.fixing import ReducedCosts, reduced_costs
 from sbp.planner.solver.ilp import solve_ilp
+from sbp.planner.solver.lns import neighbourhoods
 from sbp.planner.solver.probe import tightened
 from sbp.planner.solver.reducer import SWITCH_ALL
+from sbp.planner.solver.search import Cycle, annealed, annealer_of, descended, repaired
 from sbp.planner.solver.state import State
 
 FIRST_TARGET = 1000
+HEATS = (1.0, 10.0, 100.0)
+"""Of the annealing cycles where there is only one thread."""
+MOVES = 2000
+"""Moves of these cycles per strategy."""
+STALE = 0.1
+"""Fixing starts over when the incumbent has come down by this part of the gap."""
+FIRST_STEPS = 200
+"""Neighbourhoods searched before the first probe, time permitting."""
 SMALL = 1500
 """With at most this many strategies beyond one per node, a core goes to the integer program without a probe."""
 IN_PROCESS = 400
@@ -38,7 +52,11 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
     with state.stage("dual"):
         if dual is None:
             dual = ascended(
-                core, state.clock, state.upper, None, lambda dual: state.offer_core(base, dual.feasible_labels, "dual")
+                core,
+                state.clock.part(0.35),
+                state.upper,
+                None,
+                lambda dual: state.offer_core(base, dual.feasible_labels, "dual"),
             )
         state.raise_bound(min(dual.exact_bound(), core.worst_cost() + 1), "dual")
         if state.closed:
@@ -53,7 +71,116 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
     if "probe" in without:
         _integer_program(state, base, None, None, state.clock.left)
         return
-    _probes(state, base, costs, switches)
+    large = core.strategy_count - core.node_count > SMALL
+    if large and "anneal" not in without:
+        with state.stage("anneal"):
+            _first_choices(state, base, dual, costs)
+    while not state.closed and not state.clock.expired():
+        if large and state.upper is not None:
+            base, costs, settled = _narrowed(state, base, costs, switches)
+            if settled:
+                return
+        improved = False
+        narrowed_at = state.upper
+
+        def improve(base: Reduction = base, costs: ReducedCosts = costs) -> None:
+            """Once per core, when a program did not end in time: the closer the incumbent, the smaller the probes."""
+            nonlocal improved
+            if not improved:
+                improved = True
+                _incumbent(state, base, costs, without)
+
+        def stale(narrowed_at: int | None = narrowed_at) -> bool:
+            """Whether the incumbent has become so much better that fixing should start over with it."""
+            if not large or state.upper is None or state.lower is None or narrowed_at is None:
+                return False
+            return narrowed_at - state.upper > STALE * (narrowed_at - state.lower)
+
+        if state.upper is None and large:
+            improve()
+        if _probes(state, base, costs, switches, without, improve, stale):
+            return
+
+
+def _first_choices(state: State, base: Reduction, dual: Dual, costs: ReducedCosts) -> None:
+    """The bound's labels, made feasible and descended."""
+    annealer = annealer_of(base.core, state.limits.seed, state.upper)
+    starts = [dual.labels]
+    if np.isfinite(dual.feasible_cost):
+        starts.append(dual.feasible_labels)
+    for labels in starts:
+        found = repaired(annealer, labels, costs.prices, state.clock)
+        if found is not None:
+            found = descended(annealer, found.choice, costs.prices, state.clock) or found
+            state.offer_core(base, found.choice, "anneal")
+
+
+def _narrowed(
+    state: State, base: Reduction, costs: ReducedCosts, switches: int
+) -> tuple[Reduction, ReducedCosts, bool]:
+    """Everything that is at most as costly as the incumbent (which stays in), and whether that settles the problem."""
+    assert state.upper is not None
+    with state.stage("probe"):
+        found = tightened(
+            base,
+            state.upper,
+            state.clock,
+            known=costs,
+            seed=state.limits.seed,
+            switches=switches,
+            on_label=lambda reduction, choice: state.offer_core(reduction, choice, "probe"),
+        )
+    if found.closed:
+        # Not reached while the incumbent is sound: it costs no more than itself.
+        state.raise_bound(state.upper, "probe")
+        return base, costs, True
+    core = found.reduction.core
+    if core.node_count == 0:
+        state.offer_core(found.reduction, np.empty(0, np.int64), "probe")
+        state.raise_bound(core.constant, "probe")
+        return base, costs, True
+    if found.reduced is None:
+        return base, costs, False
+    state.raise_bound(found.reduced.bound, "probe")
+    return found.reduction, found.reduced, False
+
+
+def _incumbent(state: State, base: Reduction, costs: ReducedCosts, without: tuple[str, ...]) -> None:
+    """Lower the incumbent by annealing (in another process where there are two) and by neighbourhoods."""
+    if "anneal" not in without:
+        with state.stage("anneal"):
+            _anneal(state, base, costs)
+    if "lns" in without or state.upper is None:
+        return
+    with state.stage("lns"):
+        clock = state.clock.part(0.05)
+        search = neighbourhoods(state, base, costs)
+        for _ in range(FIRST_STEPS):
+            if search is None or clock.expired() or state.closed:
+                return
+            search.step(clock.left)
+
+
+def _anneal(state: State, base: Reduction, costs: ReducedCosts) -> None:
+    core = base.core
+    labels = np.zeros(core.node_count, np.int32)
+    if state.choice is not None:
+        known = base.project_known(state.choice)
+        labels = np.where(known >= 0, known, 0).astype(np.int32)
+    upper = state.upper if state.upper is not None else core.worst_cost()
+    if state.limits.threads > 1 and state.upper is not None:
+        if state.annealing is None:
+            state.annealing = AnnealProcess()
+        state.annealing.poll(state)
+        state.annealing.start(base, costs.prices, labels, costs.bound, upper, state.limits.seed)
+        return
+    clock = state.clock.part(0.2)
+    annealer = annealer_of(core, state.limits.seed, upper)
+    for heat in HEATS:
+        cycle = Cycle(clock.left / len(HEATS), MOVES * core.strategy_count, heat)
+        found = annealed(annealer, labels, costs.prices, float(upper - costs.bound), cycle, state.clock)
+        if found is not None and state.offer_core(base, found.choice, "anneal"):
+            labels = found.choice
 
 
 def _cutoff(core_size: int, costs: ReducedCosts, target: int, nodes: int) -> int:
@@ -63,7 +190,16 @@ def _cutoff(core_size: int, costs: ReducedCosts, target: int, nodes: int) -> int
     return costs.bound + max(int(marginals[keep]), 1)
 
 
-def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, ceiling: int | None = None) -> bool:
+def _probes(
+    state: State,
+    base: Reduction,
+    costs: ReducedCosts,
+    switches: int,
+    without: tuple[str, ...],
+    improve: Callable[[], None],
+    stale: Callable[[], bool],
+    ceiling: int | None = None,
+) -> bool:
     """Search everything in `base` that costs at most `ceiling`; True when that is complete.
 
     Cutoffs grow from the bound: faster while probes close by themselves, slower when their integer programs are
@@ -75,6 +211,10 @@ def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, c
     hardest = 0
     step = _cutoff(core.strategy_count, costs, FIRST_TARGET, core.node_count) - costs.bound
     while not state.closed and not state.clock.expired():
+        if state.annealing is not None:
+            state.annealing.poll(state)
+        if stale():
+            return False
         limit = ceiling
         if state.upper is not None:
             limit = state.upper - 1 if limit is None else min(limit, state.upper - 1)
@@ -82,7 +222,9 @@ def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, c
             return True
         if excess <= SMALL:
             # Small enough for one program over all of it.
-            if _integer_program(state, base, limit, None if limit is None else costs, min(patience, state.clock.left)):
+            if _integer_program(
+                state, base, limit, None if limit is None else costs, min(patience, state.clock.left), without
+            ):
                 return True
             patience *= 2
             if limit is None:
@@ -120,15 +262,18 @@ def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, c
         left = small.strategy_count - small.node_count
         start = state.clock.elapsed
         if left > SMALL and left < 0.7 * excess:
-            finished = _probes(state, found.reduction, found.reduced, switches, cutoff)
+            finished = _probes(state, found.reduction, found.reduced, switches, without, improve, stale, cutoff)
         else:
-            finished = _integer_program(state, found.reduction, cutoff, found.reduced, min(patience, state.clock.left))
+            finished = _integer_program(
+                state, found.reduction, cutoff, found.reduced, min(patience, state.clock.left), without
+            )
         if finished:
             state.raise_bound(cutoff + 1, "probe")
             if last:
                 return True
             step = int(step * (2.0 if state.clock.elapsed - start < 0.3 * patience else 1.2))
         else:
+            improve()
             # A lower cutoff helps only while it makes the program smaller; then only time does.
             smaller = left < 0.97 * hardest if hardest else True
             hardest = left
@@ -138,9 +283,18 @@ def _probes(state: State, base: Reduction, costs: ReducedCosts, switches: int, c
 
 
 def _integer_program(
-    state: State, reduction: Reduction, cutoff: int | None, costs: ReducedCosts | None, seconds: float
+    state: State,
+    reduction: Reduction,
+    cutoff: int | None,
+    costs: ReducedCosts | None,
+    seconds: float,
+    without: tuple[str, ...] = (),
 ) -> bool:
-    """Solve a reduction by the integer program; True when everything below the cutoff is settled."""
+    """Solve a reduction by the integer program; True when everything below the cutoff is settled.
+
+    With two threads, neighbourhoods are searched meanwhile. What they find counts only if the program does not end in
+    time: a result that no limit cut short must not depend on how fast the machine is.
+    """
     if cutoff is None and state.upper is not None:
         cutoff = state.upper - 1
     options = {"threads": state.limits.threads, "seed": state.limits.seed, "cutoff": cutoff, "reduced": costs}
@@ -148,7 +302,20 @@ def _integer_program(
         if reduction.core.strategy_count <= IN_PROCESS:
             result = solve_ilp(reduction.core, seconds, **options)
         else:
-            result = state.process.solve(reduction.core, seconds, None, **options)
+            aside = state.fork()
+            meanwhile = None
+            if state.limits.threads > 1:
+                meanwhile = _meanwhile(state, aside)
+            try:
+                result = state.process.solve(reduction.core, seconds, meanwhile, **options)
+            except KeyboardInterrupt:
+                state.adopt(aside, "lns")
+                raise
+            finally:
+                if state.search is not None:
+                    state.search.state = state
+            if not result.finished:
+                state.adopt(aside, "lns")
     if result.choice is not None:
         state.offer_core(reduction, result.choice, "ilp")
     elif result.finished and cutoff is None:
@@ -156,3 +323,24 @@ def _integer_program(
         return True
     state.raise_bound(result.lower_bound, "ilp")
     return result.finished
+
+
+def _meanwhile(state: State, aside: State) -> Callable[[float], bool] | None:
+    """What to do while an integer program runs: wait for the annealing, or search neighbourhoods when it has ended."""
+    search = state.search
+    if search is not None:
+        search.state = aside
+    annealing = state.annealing
+    if annealing is None:
+        return None if search is None else search.pass_time
+
+    def work(seconds: float) -> bool:
+        if annealing.running:
+            annealing.poll(aside, 0.1)
+        elif search is not None:
+            search.pass_time(seconds)
+        else:
+            time.sleep(0.1)
+        return True
+
+    return work

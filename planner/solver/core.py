@@ -115,6 +115,17 @@ class Reduction:
             return None
         return (hits - core.node_offsets[:-1]).astype(np.int32)
 
+    def project_known(self, full: np.ndarray) -> np.ndarray:
+        """As `project`, with -1 for nodes whose strategy was removed."""
+        if self.parent is not None:
+            full = self.parent.project_known(full)
+        core = self.core
+        choice = np.full(core.node_count, -1, np.int64)
+        hits = np.flatnonzero(core.original == np.repeat(full[core.nodes], core.sizes))
+        node = np.searchsorted(core.node_offsets, hits, side="right") - 1
+        choice[node] = hits - core.node_offsets[node]
+        return choice
+
     def rows(self) -> np.ndarray:
         """The core's rows as numbers of the original problem's rows."""
         return self.core.rows if self.parent is None else self.parent.rows()[self.core.rows]

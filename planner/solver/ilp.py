@@ -232,11 +232,11 @@ def solve_ilp(
         room = cutoff - offset
         size = float(room)
         active = np.union1d(active, np.flatnonzero(reduced.prices > 0))
-    if room is not None and room < 0:
+    if room is not None and cutoff is not None and room < 0:
         return IlpResult(None, cutoff + 1, True, 0)
     scale = 1.0 if solver == "cp-sat" and size < 2**50 else min(1.0, 1e5 / max(size, 1.0))
     extra = 0.0 if reduced is None else reduced.bound_fraction
-    lower = offset if reduced is None else min(offset, cutoff + 1)
+    lower = offset if cutoff is None else min(offset, cutoff + 1)
     while True:
         model = _base_model(core, costs * scale, entries * scale, pairs_integer=solver == "cp-sat")
         if len(active):

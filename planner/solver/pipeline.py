@@ -19,7 +19,7 @@ from sbp.planner.solver.state import State
 
 EXPLAIN_SECONDS = 10.0
 """The most that goes into saying why a problem is infeasible."""
-STAGES = ("reduce", "free", "dual", "probe", "ilp")
+STAGES = ("reduce", "free", "dual", "anneal", "lns", "probe", "ilp")
 
 
 def solve(
@@ -59,6 +59,9 @@ def solve(
         state.statistics["interrupted"] = True
     finally:
         state.process.kill()
+        if state.annealing is not None:
+            state.annealing.poll(state)
+            state.annealing.kill()
     if explain and state.infeasible_because == "memory" and state.choice is None:
         found = shortage(
             problem, replace(limits, time_limit=max(min(EXPLAIN_SECONDS, clock.left), 0.5)), problem.usage_limit
@@ -105,7 +108,7 @@ def _free_bound(state: State, free: Reduction) -> Dual | None:
             state.offer_core(free, np.empty(0, np.int64), "free")
             state.raise_bound(free.core.constant, "free")
             return None
-        dual = ascended(free.core, state.clock)
+        dual = ascended(free.core, state.clock.part(0.2))
         state.raise_bound(dual.exact_bound(), "free")
         if np.isfinite(dual.feasible_cost):
             state.offer_core(free, dual.feasible_labels, "free")

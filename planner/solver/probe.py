@@ -21,9 +21,11 @@ from sbp.planner.solver.fixing import ReducedCosts, reduced_costs
 from sbp.planner.solver.reducer import SWITCH_ALL
 from sbp.planner.solver.result import Clock
 
-ROUNDS = 16
-PATIENCE = 4
+ROUNDS = 12
+PATIENCE = 3
 SHRINK = 0.99
+SHARE = 0.1
+"""Of the time that is left, what the rounds of one probe may use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +73,14 @@ def tightened(
             prices = known.prices.copy()
     best: ReducedCosts | None = None
     stalled = 0
+    budget = clock.part(SHARE)
     for index in range(ROUNDS):
         if not work.feasible:
             return Tightened(work, None, True)
         core = work.core
         if core.node_count == 0:
             return Tightened(work, None, core.constant > cutoff)
-        if clock.expired():
+        if budget.expired():
             break
         step = work
 
@@ -85,7 +88,7 @@ def tightened(
             if on_label is not None:
                 on_label(step, dual.feasible_labels)
 
-        dual = ascended(core, clock, cutoff, prices[core.rows] if index % 2 == 0 else None, tell)
+        dual = ascended(core, budget, cutoff, prices[core.rows] if index % 2 == 0 else None, tell)
         costs = reduced_costs(core, dual, seed + index, 8 if index < 2 else 16)
         if costs.bound > cutoff:
             return Tightened(work, costs, True)
@@ -105,7 +108,7 @@ def tightened(
         if stalled >= PATIENCE:
             break
     if best is None and work.core.node_count:
-        dual = ascended(work.core, clock, cutoff, prices[work.core.rows])
+        dual = ascended(work.core, clock.part(SHARE), cutoff, prices[work.core.rows])
         best = reduced_costs(work.core, dual, seed)
         if best.bound > cutoff:
             return Tightened(work, best, True)

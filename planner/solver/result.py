@@ -99,6 +99,10 @@ class Clock:
         self.start = time.monotonic()
         self.time_limit = time_limit
 
+    def part(self, share: float) -> Clock:
+        """A clock for a share of what is left."""
+        return Clock(max(share * self.left, 0.0))
+
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.start

@@ -33,6 +33,10 @@ class State:
         self.proof = ""
         self.infeasible_because: str | None = None
         self.process = IlpProcess()
+        self.search: Any = None
+        """The neighbourhood search that goes on while integer programs run (see `lns.Neighbourhoods`)."""
+        self.annealing: Any = None
+        """The annealing that goes on in another process (see `aside.AnnealProcess`)."""
         self.statistics: dict[str, Any] = {"stage_seconds": {}, "incumbents": []}
 
     @contextmanager
@@ -61,6 +65,17 @@ class State:
     def offer_core(self, reduction: Reduction, choice: np.ndarray, stage: str) -> bool:
         """Take over a choice of a reduction's core."""
         return self.offer(reduction.undo(np.asarray(choice, np.int64)), stage)
+
+    def fork(self) -> State:
+        """A state with the same incumbent for a search whose finds may yet be dropped."""
+        other = State(self.problem, self.integer, self.clock, self.limits, None)
+        other.choice, other.upper, other.lower = self.choice, self.upper, self.lower
+        return other
+
+    def adopt(self, other: State, stage: str) -> None:
+        """Take over a fork's incumbent."""
+        if other.choice is not None:
+            self.offer(other.choice, stage)
 
     def raise_bound(self, bound: int, stage: str) -> None:
         """Take over a proven lower bound. Bounds above the incumbent mean that it is optimal."""

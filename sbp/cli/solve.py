@@ -16,8 +16,13 @@ EXIT_BY_STATUS = {"infeasible": 3, "time limit": 4}
 
 @click.command("solve")
 @click.argument("problem", type=click.Path(), metavar="PROBLEM")
-@click.option("--time-limit", type=options.Seconds(min=0, min_open=True), default=60.0, show_default=True,
-              help="Seconds, reading included.")
+@click.option(
+    "--time-limit",
+    type=options.Seconds(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds, reading included.",
+)
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Processes and threads.")
 @click.option("--seed", type=int, default=0, show_default=True, help="What random choices derive from.")
 @click.option("--solver", default="sbp", show_default=True, help="sbp, highs, cp-sat, scip or toulbar2.")
@@ -81,6 +86,7 @@ def solve(
         "reason": result.reason,
         "seconds": clock.elapsed,
         "seconds_by_stage": {"read": reading, **dict(result.statistics.get("stage_seconds", {}))},
+        "incumbents": result.statistics.get("incumbents", []),
         "choice": choice,
     }
     if not quiet:
