@@ -157,7 +157,7 @@ cdef class Annealer:
     cdef int32_t[::1] journal_node, journal_label
     cdef int journal
 
-    def __init__(self, core, int seed=0, scale=None):
+    def __init__(self, core, seed=0, scale=None):
         self.core = core
         self.node_count = n = core.node_count
         self.row_count = len(core.capacities)
@@ -177,7 +177,7 @@ cdef class Annealer:
         self.best_cost = np.inf
         levels = (np.arange(GUMBELS) + 0.5) / GUMBELS
         self.gumbels = (-np.log(-np.log(levels))).astype(np.float32)
-        self.random = (np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)) | np.uint64(1)
+        self.random = ((int(seed) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % (1 << 64)) | 1
         largest = int(core.sizes.max()) if n else 1
         self.key = np.zeros(largest)
         self.low_scratch = np.zeros(largest)

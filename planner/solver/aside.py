@@ -18,7 +18,7 @@ from sbp.planner.solver.search import Cycle, Found, annealed, annealer_of, desce
 from sbp.planner.solver.state import State
 
 CYCLES = ((4.0, 1.0), (4.0, 10.0), (8.0, 100.0), (12.0, 1.0), (16.0, 10.0), (24.0, 3.0), (32.0, 30.0))
-"""Seconds and heat of the cycles. The gap may lie in thousands of small decisions or in a few large ones; these need heat."""
+"""Seconds and heat of the cycles. The gap may lie in thousands of small decisions or in few large ones."""
 
 
 class AnnealProcess:
@@ -53,13 +53,15 @@ class AnnealProcess:
         self._reduction = reduction
         assert self._process.stdin is not None
         try:
-            pickle.dump((reduction.core, prices, labels, bound, upper, seed), self._process.stdin, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(
+                (reduction.core, prices, labels, bound, upper, seed), self._process.stdin, pickle.HIGHEST_PROTOCOL
+            )
             self._process.stdin.flush()
         except OSError:
             self.kill()
 
     def poll(self, state: State, seconds: float = 0.0) -> bool:
-        """Offer what was found to `state`, waiting at most so long for something; True if the incumbent became better."""
+        """Offer what was found to `state`, waiting at most so long; True if the incumbent became better."""
         better = False
         while self._process is not None and self._reduction is not None:
             assert self._process.stdout is not None

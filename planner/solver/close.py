@@ -16,18 +16,21 @@ from sbp.planner.solver.ilp import solve_ilp
 from sbp.planner.solver.lns import neighbourhoods
 from sbp.planner.solver.probe import tightened
 from sbp.planner.solver.reducer import SWITCH_ALL
+from sbp.planner.solver.result import Clock
 from sbp.planner.solver.search import Cycle, annealed, annealer_of, descended, repaired
 from sbp.planner.solver.state import State
 
 FIRST_TARGET = 1000
 HEATS = (1.0, 10.0, 100.0)
-"""Of the annealing cycles where there is only one thread."""
-MOVES = 2000
+"""Of the annealing cycles in this process; the first two also precede the probes of cores that stay large."""
+MOVES = 1000
 """Moves of these cycles per strategy."""
 STALE = 0.1
 """Fixing starts over when the incumbent has come down by this part of the gap."""
 FIRST_STEPS = 200
 """Neighbourhoods searched before the first probe, time permitting."""
+OPEN = 3000
+"""With more strategies beyond one per node than this after the first fixing, a core is annealed before it is probed."""
 SMALL = 1500
 """With at most this many strategies beyond one per node, a core goes to the integer program without a probe."""
 IN_PROCESS = 400
@@ -75,11 +78,18 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
     if large and "anneal" not in without:
         with state.stage("anneal"):
             _first_choices(state, base, dual, costs)
+    first = True
     while not state.closed and not state.clock.expired():
         if large and state.upper is not None:
             base, costs, settled = _narrowed(state, base, costs, switches)
             if settled:
                 return
+            excess = base.core.strategy_count - base.core.node_count
+            if first and excess > OPEN and "anneal" not in without:
+                first = False
+                with state.stage("anneal"):
+                    _cycles(state, base, costs, HEATS[:2], state.clock.part(0.2))
+                continue
         improved = False
         narrowed_at = state.upper
 
@@ -98,7 +108,7 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
 
         if state.upper is None and large:
             improve()
-        if _probes(state, base, costs, switches, without, improve, stale):
+        if _probes(state, base, costs, switches, without, improve, stale) or not stale():
             return
 
 
@@ -161,24 +171,32 @@ def _incumbent(state: State, base: Reduction, costs: ReducedCosts, without: tupl
             search.step(clock.left)
 
 
+def _labels(state: State, base: Reduction) -> np.ndarray:
+    """The incumbent's strategies where the core still has them, the first ones elsewhere."""
+    if state.choice is None:
+        return np.zeros(base.core.node_count, np.int32)
+    return np.maximum(base.project_known(state.choice), 0).astype(np.int32)
+
+
 def _anneal(state: State, base: Reduction, costs: ReducedCosts) -> None:
-    core = base.core
-    labels = np.zeros(core.node_count, np.int32)
-    if state.choice is not None:
-        known = base.project_known(state.choice)
-        labels = np.where(known >= 0, known, 0).astype(np.int32)
-    upper = state.upper if state.upper is not None else core.worst_cost()
-    if state.limits.threads > 1 and state.upper is not None:
-        if state.annealing is None:
-            state.annealing = AnnealProcess()
-        state.annealing.poll(state)
-        state.annealing.start(base, costs.prices, labels, costs.bound, upper, state.limits.seed)
+    if state.limits.threads == 1 or state.upper is None:
+        _cycles(state, base, costs, HEATS, state.clock.part(0.2))
         return
-    clock = state.clock.part(0.2)
+    if state.annealing is None:
+        state.annealing = AnnealProcess()
+    state.annealing.poll(state)
+    state.annealing.start(base, costs.prices, _labels(state, base), costs.bound, state.upper, state.limits.seed)
+
+
+def _cycles(state: State, base: Reduction, costs: ReducedCosts, heats: tuple[float, ...], clock: Clock) -> None:
+    """Annealing cycles in this process, of so many moves that equal input gives equal choices unless time is short."""
+    core = base.core
+    upper = state.upper if state.upper is not None else core.worst_cost()
+    labels = _labels(state, base)
     annealer = annealer_of(core, state.limits.seed, upper)
-    for heat in HEATS:
-        cycle = Cycle(clock.left / len(HEATS), MOVES * core.strategy_count, heat)
-        found = annealed(annealer, labels, costs.prices, float(upper - costs.bound), cycle, state.clock)
+    for position, heat in enumerate(heats):
+        cycle = Cycle(clock.left / (len(heats) - position), MOVES * core.strategy_count, heat)
+        found = annealed(annealer, labels, costs.prices, float(upper - costs.bound), cycle, clock)
         if found is not None and state.offer_core(base, found.choice, "anneal"):
             labels = found.choice
 
@@ -314,8 +332,8 @@ def _integer_program(
             finally:
                 if state.search is not None:
                     state.search.state = state
-            if not result.finished:
-                state.adopt(aside, "lns")
+            if not result.finished or state.annealing is not None:
+                state.adopt(aside, "lns" if state.annealing is None else "anneal")
     if result.choice is not None:
         state.offer_core(reduction, result.choice, "ilp")
     elif result.finished and cutoff is None:

@@ -21,7 +21,11 @@ def neighbourhoods(state: State, base: Reduction, costs: ReducedCosts) -> Neighb
     """The search around the incumbent, over what can be as good; it is kept in the state for later."""
     if state.upper is None:
         return None
-    around = reduced(base).shrink(*costs.beyond(base.core, state.upper), state.clock.expired)
+    around = reduced(base)
+    forbidden, entries = costs.beyond(base.core, state.upper)
+    # Unless the base was not reduced, its copy's core is the same node by node, and fixing applies to it.
+    if len(forbidden) == around.core.strategy_count and len(entries) == len(around.core.table_values):
+        around = around.shrink(forbidden, entries, state.clock.expired)
     if not around.feasible or around.core.node_count == 0:
         return None
     core = around.core

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
 from sbp.planner.solver.anneal import Annealer
 from sbp.planner.solver.core import Core
 from sbp.planner.solver.result import Clock
@@ -48,26 +49,29 @@ def _found(annealer: Annealer) -> Found | None:
 def repaired(annealer: Annealer, labels: np.ndarray, prices: np.ndarray, clock: Clock) -> Found | None:
     """Make a choice respect the memory rows: flips of the least cost per byte of overflow that they remove come first.
 
-    The price of overflow climbs a geometric ladder; at each rung every flip pays that is cheaper than the overflow it removes.
+    The price of overflow climbs a geometric ladder; at each rung every flip pays that is cheaper than the overflow it
+    removes.
     """
     annealer.set_state(labels, np.zeros(len(prices)))
     annealer.forget_best()
     nodes = annealer.node_count
-    if annealer.overflow > 0:
+    # Forbidden pairs count as well: flips alone may be stuck on them, trees rarely are.
+    if not math.isfinite(annealer.best_cost):
         typical = max(annealer.mean_usage_change(), 1.0)
         top = max(float(np.max(prices, initial=0.0)), abs(annealer.cost) / nodes / typical * 1e-3, 1e-12)
         for mu in np.geomspace(1e-3 * top, 1e6 * top, LADDER):
-            annealer.run(2 * nodes, 0.0, mu, 0.0, 0.01, 0.1)
-            if annealer.overflow <= 0 or clock.expired():
+            annealer.run(2 * nodes, 0.0, mu, 0.02, 0.05, 0.1)
+            if math.isfinite(annealer.best_cost) or clock.expired():
                 break
     return _found(annealer)
 
 
-def descended(annealer: Annealer, labels: np.ndarray, prices: np.ndarray, clock: Clock, sweeps: int = 10) -> Found | None:
+def descended(
+    annealer: Annealer, labels: np.ndarray, prices: np.ndarray, clock: Clock, sweeps: int = 10
+) -> Found | None:
     """Improve a feasible choice on its true cost, memory respected at every step, until a sweep gains nothing.
 
-    Flips are judged without prices; trees and ejections alternate between no prices and the full ones, which propose
-    exchanges of memory that the true cost alone does not suggest.
+    Flips, trees and ejections at temperature zero; overflow costs more than anything that it could gain.
     """
     nodes = annealer.node_count
     annealer.set_state(labels, np.zeros(len(prices)))
