@@ -297,7 +297,7 @@ def _probes(
             hardest = left
             step = max(int((cutoff - (state.lower or cutoff)) * (0.4 if smaller else 4.0)), 1)
             patience *= 1.5 if smaller else 3.0
-    return False
+    return state.closed
 
 
 def _integer_program(
