@@ -17,7 +17,7 @@ from sbp.planner.solver.result import Clock
 from sbp.planner.solver.search import Cycle, Found, annealed, annealer_of, descended, repaired
 from sbp.planner.solver.state import State
 
-CYCLES = ((4.0, 1.0), (4.0, 10.0), (8.0, 100.0), (12.0, 1.0), (16.0, 10.0), (24.0, 3.0), (32.0, 30.0))
+CYCLES = ((4.0, 1.0), (4.0, 10.0), (6.0, 100.0), (10.0, 3.0))
 """Seconds and heat of the cycles. The gap may lie in thousands of small decisions or in few large ones."""
 
 
@@ -27,6 +27,8 @@ class AnnealProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
         self._reduction: Reduction | None = None
+        self.fruitless = False
+        """Whether the last search (so far) has found nothing better."""
 
     @property
     def running(self) -> bool:
@@ -41,6 +43,7 @@ class AnnealProcess:
         The reduction must not be shrunk while the search goes on.
         """
         self.kill()
+        self.fruitless = True
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(part for part in sys.path if part))
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from sbp.planner.solver.aside import serve; serve()"],
@@ -75,7 +78,7 @@ class AnnealProcess:
                 self.kill()
                 break
             if state.offer_core(self._reduction, pickle.loads(data), "anneal"):
-                better = True
+                better, self.fruitless = True, False
             seconds = 0.0
         return better
 

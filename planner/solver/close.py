@@ -185,6 +185,9 @@ def _anneal(state: State, base: Reduction, costs: ReducedCosts) -> None:
     if state.annealing is None:
         state.annealing = AnnealProcess()
     state.annealing.poll(state)
+    if state.annealing.fruitless:
+        # From here neighbourhoods are the better use of the second core.
+        return
     state.annealing.start(base, costs.prices, _labels(state, base), costs.bound, state.upper, state.limits.seed)
 
 
