@@ -109,7 +109,8 @@ class _OrphanClock(Clock):
 def explore(
     core: Core, prices: np.ndarray, labels: np.ndarray, bound: int, upper: int, seed: int, clock: Clock, send
 ) -> None:
-    """Cycle after cycle from the best choice so far; `send(choice)` is called with every better one."""
+    """Cycle after cycle from the best choice so far, until a round of them finds nothing; `send` is called with every
+    better choice."""
     annealer = annealer_of(core, seed, upper)
     gap = float(upper - bound)
     best: Found | None = None
@@ -124,12 +125,18 @@ def explore(
     tell(start)
     if start is not None:
         tell(descended(annealer, start.choice, prices, clock))
-    for seconds, heat in CYCLES:
-        if clock.expired():
+    stretch = 1.0
+    while True:
+        before = best
+        for seconds, heat in CYCLES:
+            if clock.expired():
+                return
+            begin = labels if best is None else best.choice
+            cycle = Cycle(min(stretch * seconds, clock.left), 10**12, heat)
+            tell(annealed(annealer, begin, prices, gap, cycle, clock, tell))
+        if best is before:
             return
-        begin = labels if best is None else best.choice
-        cycle = Cycle(min(seconds, clock.left), 10**12, heat)
-        tell(annealed(annealer, begin, prices, gap, cycle, clock, tell))
+        stretch *= 1.5
 
 
 def serve() -> None:

@@ -25,12 +25,16 @@ HEATS = (1.0, 10.0, 100.0)
 """Of the annealing cycles in this process; the first two also precede the probes of cores that stay large."""
 MOVES = 1000
 """Moves of these cycles per strategy."""
+PATIENCE = 8.0
+"""Seconds of the first integer program; more when one does not end."""
 STALE = 0.1
 """Fixing starts over when the incumbent has come down by this part of the gap."""
 FIRST_STEPS = 200
 """Neighbourhoods searched before the first probe, time permitting."""
 OPEN = 3000
 """With more strategies beyond one per node than this after the first fixing, a core is annealed before it is probed."""
+HOPELESS = 10000
+"""With more than this a proof is far: another process anneals from the start."""
 SMALL = 1500
 """With at most this many strategies beyond one per node, a core goes to the integer program without a probe."""
 IN_PROCESS = 400
@@ -78,18 +82,20 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
     if large and "anneal" not in without:
         with state.stage("anneal"):
             _first_choices(state, base, dual, costs)
-    first = True
+    gaining = True
     while not state.closed and not state.clock.expired():
         if large and state.upper is not None:
             base, costs, settled = _narrowed(state, base, costs, switches)
             if settled:
                 return
             excess = base.core.strategy_count - base.core.node_count
-            if first and excess > OPEN and "anneal" not in without:
-                first = False
+            if gaining and excess > OPEN and "anneal" not in without:
+                before = state.upper
                 with state.stage("anneal"):
                     _cycles(state, base, costs, HEATS[:2], state.clock.part(0.2))
-                continue
+                gaining = before - state.upper > STALE * (before - costs.bound)
+                if state.upper < before:
+                    continue
         improved = False
         narrowed_at = state.upper
 
@@ -106,7 +112,8 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
                 return False
             return narrowed_at - state.upper > STALE * (narrowed_at - state.lower)
 
-        if state.upper is None and large:
+        excess = base.core.strategy_count - base.core.node_count
+        if large and (state.upper is None or excess > HOPELESS):
             improve()
         if _probes(state, base, costs, switches, without, improve, stale) or not stale():
             return
@@ -228,13 +235,16 @@ def _probes(
     """
     core = base.core
     excess = core.strategy_count - core.node_count
-    patience = 8.0
+    # A core that a better incumbent narrowed is as hard as the one before it.
+    patience = state.patience if ceiling is None else PATIENCE
     hardest = 0
     step = _cutoff(core.strategy_count, costs, FIRST_TARGET, core.node_count) - costs.bound
     while not state.closed and not state.clock.expired():
         if state.annealing is not None:
             state.annealing.poll(state)
         if stale():
+            if ceiling is None:
+                state.patience = patience
             return False
         limit = ceiling
         if state.upper is not None:
@@ -347,7 +357,7 @@ def _integer_program(
 
 
 def _meanwhile(state: State, aside: State) -> Callable[[float], bool] | None:
-    """What to do while an integer program runs: wait for the annealing, or search neighbourhoods when it has ended."""
+    """What to do while an integer program runs: search neighbourhoods, and hear what the annealing has found."""
     search = state.search
     if search is not None:
         search.state = aside
@@ -356,10 +366,11 @@ def _meanwhile(state: State, aside: State) -> Callable[[float], bool] | None:
         return None if search is None else search.pass_time
 
     def work(seconds: float) -> bool:
-        if annealing.running:
-            annealing.poll(aside, 0.1)
-        elif search is not None:
+        annealing.poll(aside)
+        if search is not None:
             search.pass_time(seconds)
+        elif annealing.running:
+            annealing.poll(aside, 0.1)
         else:
             time.sleep(0.1)
         return True
