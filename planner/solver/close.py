@@ -82,6 +82,8 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
     if large and "anneal" not in without:
         with state.stage("anneal"):
             _first_choices(state, base, dual, costs)
+        if state.upper is not None and core.strategy_count - core.node_count > HOPELESS and state.limits.threads > 1:
+            _anneal(state, base, costs)
     gaining = True
     while not state.closed and not state.clock.expired():
         if large and state.upper is not None:
@@ -89,7 +91,12 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
             if settled:
                 return
             excess = base.core.strategy_count - base.core.node_count
-            if gaining and excess > OPEN and "anneal" not in without:
+            if (
+                gaining
+                and excess > OPEN
+                and (excess <= HOPELESS or state.limits.threads == 1)
+                and "anneal" not in without
+            ):
                 before = state.upper
                 with state.stage("anneal"):
                     _cycles(state, base, costs, HEATS[:2], state.clock.part(0.2))
@@ -137,6 +144,8 @@ def _narrowed(
 ) -> tuple[Reduction, ReducedCosts, bool]:
     """Everything that is at most as costly as the incumbent (which stays in), and whether that settles the problem."""
     assert state.upper is not None
+    if state.annealing is not None:
+        state.annealing.poll(state)
     with state.stage("probe"):
         found = tightened(
             base,
@@ -192,7 +201,7 @@ def _anneal(state: State, base: Reduction, costs: ReducedCosts) -> None:
     if state.annealing is None:
         state.annealing = AnnealProcess()
     state.annealing.poll(state)
-    if state.annealing.fruitless:
+    if state.annealing.fruitless and not state.annealing.running:
         # From here neighbourhoods are the better use of the second core.
         return
     state.annealing.start(base, costs.prices, _labels(state, base), costs.bound, state.upper, state.limits.seed)
@@ -237,7 +246,7 @@ def _probes(
     excess = core.strategy_count - core.node_count
     # A core that a better incumbent narrowed is as hard as the one before it.
     patience = state.patience if ceiling is None else PATIENCE
-    hardest = 0
+    hardest = easiest = 0
     step = _cutoff(core.strategy_count, costs, FIRST_TARGET, core.node_count) - costs.bound
     while not state.closed and not state.clock.expired():
         if state.annealing is not None:
@@ -302,7 +311,10 @@ def _probes(
             state.raise_bound(cutoff + 1, "probe")
             if last:
                 return True
-            step = int(step * (2.0 if state.clock.elapsed - start < 0.3 * patience else 1.2))
+            growth = 2.0 if state.clock.elapsed - start < 0.3 * patience else 1.2
+            # Where a higher cutoff hardly makes the program larger, creeping only solves it again and again.
+            step = int(step * (4.0 if left < 1.03 * easiest else growth))
+            easiest = left
         else:
             improve()
             # A lower cutoff helps only while it makes the program smaller; then only time does.
