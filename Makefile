@@ -53,7 +53,7 @@ test: $(VENV)/extra-test.stamp
 
 lint: $(VENV)/extra-lint.stamp
 	$(BIN)/ruff check .
-	rm -rf $(VENV)/installed && mkdir -p $(VENV)/installed
+	rm -rf build/lib* build/bdist.* $(VENV)/installed && mkdir -p $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/installed .
 	cd $(VENV)/installed && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
 	  --cache-dir $(CURDIR)/.mypy_cache -p sbp
@@ -64,7 +64,7 @@ fuzz: $(VENV)/extra-test.stamp
 	$(BIN)/sbp check-rules
 
 wheel: $(VENV)/core.stamp
-	rm -rf build/lib build/bdist.*
+	rm -rf build/lib* build/bdist.*
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:

@@ -1,4 +1,4 @@
-"""Build script: maps the five top-level folders to one import package and compiles the Cython files beside their callers."""
+"""Build script: the five top-level folders become one import package; Cython is compiled beside their callers."""
 
 from pathlib import Path
 

@@ -28,7 +28,8 @@ CASES = (
 def main(arguments: list[str]) -> None:
     """Plan every case, and its baselines."""
     wanted = {name.partition(":")[0] for name in arguments}
-    table = Table("model", "nodes x 8 A100-80G", "mesh", "seconds", "status", "gap", "objective s", "best baseline", "s")
+    columns = ("model", "nodes x 8 A100-80G", "mesh", "seconds", "status", "gap", "objective s", "best baseline", "s")
+    table = Table(*columns)
     for model, nodes, batch, sequence in CASES:
         if wanted and model not in wanted:
             continue
@@ -36,7 +37,8 @@ def main(arguments: list[str]) -> None:
         plan = auto_parallel(model, "a100-80g", nodes=nodes, batch=batch, sequence=sequence)
         seconds = time.monotonic() - started
         rows = compare(model, "a100-80g", nodes=nodes, batch=batch, sequence=sequence, found=plan).rows[1:]
-        best = min((row for row in rows if row.plan and row.fits), key=lambda row: row.plan.objective_seconds, default=None)
+        fitting = [row for row in rows if row.plan and row.fits]
+        best = min(fitting, key=lambda row: row.plan.objective_seconds, default=None)
         table.add_row(
             model,
             str(nodes),

@@ -172,6 +172,7 @@ def relu_backward(xp, grad, out):
 
 relu_backward.case("f32[4,6]", "f32[4,6]")
 relu_backward.case("f32[5]", "f32[5]")
+relu_backward.case("f32[2,1,3]", "f32[2,1,3]")
 
 
 def _rising(x: TensorType, *, slope: float) -> str:
@@ -191,6 +192,7 @@ def _(grad, x, *, slope):
 
 leaky_relu.case("f32[4,6]")
 leaky_relu.case("f32[5]", slope=0.2)
+leaky_relu.case("f32[2,1,3]", slope=-0.5)
 
 
 @operator("*d, *d -> *d", linear="grad", monotone=lambda grad, x, *, slope: "grad" if slope >= 0 else "")
@@ -201,6 +203,7 @@ def leaky_relu_backward(xp, grad, x, *, slope=0.01):
 
 leaky_relu_backward.case("f32[4,6]", "f32[4,6]")
 leaky_relu_backward.case("f32[5]", "f32[5]", slope=0.2)
+leaky_relu_backward.case("f32[2,1,3]", "f32[2,1,3]", slope=-0.5)
 
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBE = 0.044715
@@ -227,6 +230,7 @@ def _(grad, x, *, approximate):
 
 gelu.case("f32[4,6]")
 gelu.case("f32[5]", approximate="tanh")
+gelu.case("f32[2,1,3]")
 
 
 @operator("*d, *d -> *d", linear="grad", dtype=_gelu_type)
@@ -241,6 +245,7 @@ def gelu_backward(xp, grad, x, *, approximate="none"):
 
 gelu_backward.case("f32[4,6]", "f32[4,6]")
 gelu_backward.case("f32[5]", "f32[5]", approximate="tanh")
+gelu_backward.case("f32[2,1,3]", "f32[2,1,3]")
 
 
 # -- put together from the ones above ----------------------------------------------------------------------------------

@@ -231,6 +231,9 @@ masked_attention_backward.case(
 masked_attention_backward.case(
     "f32[1,1,3,1]", "f32[1,1,3,1]", "f32[1,1,4,1]", "f32[1,1,4,1]", "f32[1,1,3,1]", "f32[1,1,3]", "bool[1,1,3,4]"
 )
+masked_attention_backward.case(
+    "f32[2,2,2,2]", "f32[2,2,2,1]", "f32[2,1,3,1]", "f32[2,1,3,2]", "f32[2,2,2,2]", "f32[2,2,2]", "bool[2,1,2,3]"
+)
 attention.reasons["*S(3)* -> *S(3)*"] = (
     "splitting the values' channels repeats the scores on every rank; heads and queries split without that"
 )

@@ -175,7 +175,9 @@ for _x, _c in (("f32[4,5,2]", "f32[5]"), ("f32[3,4,1,2]", "f32[4]"), ("f32[1,6]"
     batch_norm_frozen_backward.case(_x, _c, _c, ranges=_POSITIVE)
 batch_norm_backward.case("f32[3,5]", "f32[3,5]", *("f32[5]",) * 5, ranges=_POSITIVE)
 batch_norm_backward.case("f32[2,4,3]", "f32[2,4,3]", *("f32[4]",) * 5, ranges=_POSITIVE)
+batch_norm_backward.case("f32[4,1,2]", "f32[4,1,2]", *("f32[1]",) * 5, ranges=_POSITIVE)
 for _x in ("f32[4,5,2]", "f32[3,4,1,2]", "f32[5,6]"):
     channel_mean.case(_x)
 moving_average.case("f32[4]", "f32[4]")
 moving_average.case("f32[5]", "f32[5]", momentum=0.3, factor=1.25)
+moving_average.case("f32[1]", "f32[1]", momentum=0.5)

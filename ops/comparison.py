@@ -89,6 +89,7 @@ def greater_number(xp, x, *, number):
 for _op in (equal_number, less_number, greater_number):
     _op.case("i64[4,6]", number=2)
     _op.case("i64[3,5]", number=-1)
+    _op.case("i64[2,1,3]", number=0)
 
 
 less_number.case("f32[5]", number=0.25)
@@ -123,6 +124,7 @@ for _op in (logical_and, logical_or):
     _cases(_op, "bool")
 logical_not.case("bool[4,6]")
 logical_not.case("bool[5]")
+logical_not.case("bool[2,1,3]")
 
 
 def _choice(condition: TensorType, x: TensorType, y: TensorType) -> str:

@@ -500,3 +500,4 @@ def clamp_backward(xp, grad, x, *, low=None, high=None):
 
 clamp_backward.case("f32[4,6]", "f32[4,6]", low=-0.5, high=0.5)
 clamp_backward.case("f32[5]", "f32[5]", low=0.0)
+clamp_backward.case("f32[2,1,3]", "f32[2,1,3]", high=0.25)

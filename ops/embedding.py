@@ -123,6 +123,7 @@ def _(attributes, inputs, outputs):
 
 one_hot.case("i64[4,2]", ranges={"index": (0, 5)}, classes=5)
 one_hot.case("i64[5]", ranges={"index": (0, 6)}, classes=6, dtype="i64")
+one_hot.case("i64[2,1,3]", ranges={"index": (-1, 9)}, classes=7, dtype="bool")
 
 
 # -- elements ----------------------------------------------------------------------------------------------------------
@@ -153,6 +154,7 @@ def _(grad, x, index, *, offset):
 
 pick.case("f32[4,6]", "i64[4]", ranges={"index": (0, 6)})
 pick.case("f32[2,3,5]", "i64[2,3]", ranges={"index": (-1, 6)})
+pick.case("f32[7]", "i64[]", ranges={"index": (0, 7)})
 
 
 def _pick_backward_rule(grad: tuple[int, ...], index: tuple[int, ...], *, size: int, offset: int):
@@ -178,6 +180,7 @@ def _(grad, x, index, *, offset):
 
 pick_backward.case("f32[4]", "i64[4]", ranges={"index": (0, 6)}, size=6)
 pick_backward.case("f32[2,3]", "i64[2,3]", ranges={"index": (-1, 6)}, size=5)
+pick_backward.case("f32[]", "i64[]", ranges={"index": (0, 7)}, size=7)
 
 
 def _along(rank: int, axis: int, here: str) -> str:
@@ -216,6 +219,7 @@ def _(grad, x, index, *, axis, offset):
 
 take_along.case("f32[4,6]", "i64[4,3]", ranges={"index": (0, 6)})
 take_along.case("f32[5,2,3]", "i64[4,2,3]", ranges={"index": (0, 5)}, axis=0)
+take_along.case("i64[1,7,2]", "i64[1,3,2]", ranges={"index": (-1, 8)}, axis=1)
 
 
 def _take_along_backward_rule(grad: tuple[int, ...], index: tuple[int, ...], *, size: int, axis: int, offset: int):
@@ -252,6 +256,7 @@ def _(grad, x, index, *, axis, offset):
 
 take_along_backward.case("f32[4,3]", "i64[4,3]", ranges={"index": (0, 6)}, size=6)
 take_along_backward.case("f32[4,2,3]", "i64[4,2,3]", ranges={"index": (0, 5)}, size=5, axis=0)
+take_along_backward.case("f32[1,3,2]", "i64[1,3,2]", ranges={"index": (-1, 8)}, size=7, axis=1)
 take_along_backward.reasons = embedding_backward.reasons
 
 

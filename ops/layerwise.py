@@ -41,7 +41,7 @@ def adam_direction(xp, parameter, grad, first, second, step, *, beta1=0.9, beta2
 
 
 adam_direction.flops = lambda d: 14 * d
-for _shape in ("4,6", "5"):
+for _shape in ("4,6", "5", "2,1,3"):
     adam_direction.case(
         *(f"f32[{_shape}]",) * 4, "i64[]", ranges={"second": (0.5, 2.0), "step": (1, 5)}, weight_decay=0.1
     )

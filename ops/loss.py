@@ -86,6 +86,7 @@ def _(grad, logits, targets, maximum, sum_exp, *, ignore_index):
 _POSITIVE = {"sum_exp": (0.5, 2.0)}
 log_probability.case("f32[4,6]", "i64[4]", "f32[4]", "f32[4]", ranges={"targets": (0, 6), **_POSITIVE})
 log_probability.case("f32[2,5]", "i64[2]", "f32[2]", "f32[2]", ranges={"targets": (-2, 6), **_POSITIVE}, ignore_index=1)
+log_probability.case("f32[1,3,7]", "i64[1,3]", "f32[1,3]", "f32[1,3]", ranges={"targets": (0, 7), **_POSITIVE})
 log_probability.reasons = {
     "*P(*)* -> *": "maximum and sum_exp belong to the logits; Partial ones would need each other's other parts",
 }
@@ -121,6 +122,9 @@ log_probability_backward.case(
 )
 log_probability_backward.case(
     "f32[2]", "f32[2,5]", "i64[2]", "f32[2]", "f32[2]", ranges={"targets": (-2, 6), **_POSITIVE}, ignore_index=1
+)
+log_probability_backward.case(
+    "f32[1,3]", "f32[1,3,7]", "i64[1,3]", "f32[1,3]", "f32[1,3]", ranges={"targets": (0, 7), **_POSITIVE}
 )
 
 

@@ -98,6 +98,7 @@ def _(grad, x, y):
 
 outer.case("f32[4]", "f32[6]")
 outer.case("f32[5]", "f32[7]")
+outer.case("f32[1]", "f32[4]")
 
 
 def _einsum_parts(subscripts: str, count: int) -> tuple[list[str], str]:

@@ -34,6 +34,7 @@ def sgd_update(xp, parameter, grad, *, lr, weight_decay=0.0):
 sgd_update.flops = lambda d, weight_decay: (4 if weight_decay else 2) * d
 sgd_update.case("f32[4,6]", "f32[4,6]", lr=0.1)
 sgd_update.case("f32[5]", "f32[5]", lr=0.1, weight_decay=0.3)
+sgd_update.case("f32[2,1,3]", "f32[2,1,3]", lr=0.5)
 
 
 @operator(
@@ -108,7 +109,7 @@ adam_update.flops = adamw_update.flops = lambda d, weight_decay: (12 + 2 * bool(
 
 for _op in (adam_update, adamw_update):
     _op.reasons = _NO_EXTREMA
-    for _shape in ("4,6", "5"):
+    for _shape in ("4,6", "5", "2,1,3"):
         _op.case(
             *(f"f32[{_shape}]",) * 4, "i64[]", ranges={"second": (0.5, 2.0), "step": (1, 5)}, lr=0.1, weight_decay=0.1
         )

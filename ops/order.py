@@ -35,6 +35,7 @@ def _(grad, x, *, axis):
 
 flip.case("f32[4,6]", axis=1)
 flip.case("f32[2,5,3]", axis=(0, -1))
+flip.case("i64[7,1]", axis=0)
 
 
 @operator(_ordered, **EVERY)
@@ -50,6 +51,7 @@ def _(grad, x, *, shift, axis):
 
 roll.case("f32[4,6]", shift=2, axis=1)
 roll.case("f32[5,3]", shift=-1, axis=0)
+roll.case("f32[1,7,2]", shift=9, axis=-2)
 
 flip.flops = roll.flops = lambda: 0
 
@@ -104,6 +106,7 @@ def _(grad, x, *, axis):
 
 cumprod.case("f32[4,6]", axis=1)
 cumprod.case("f32[5,3]", axis=0)
+cumprod.case("i64[2,1,4]", axis=-1)
 
 
 def _pair(grad: tuple[int, ...], x: tuple[int, ...], *, axis: int) -> str:
@@ -130,6 +133,7 @@ def cumprod_backward(xp, grad, x, *, axis):
 cumprod_backward.flops = lambda elements, axis: 4 * elements
 cumprod_backward.case("f32[4,6]", "f32[4,6]", axis=1)
 cumprod_backward.case("f32[5,3]", "f32[5,3]", axis=0)
+cumprod_backward.case("f32[2,1,4]", "f32[2,1,4]", axis=-1)
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------
@@ -191,8 +195,10 @@ _sorting(sort)
 _sorting(topk)
 sort.case("f32[4,6]")
 sort.case("f32[5,3]", axis=0, descending=True)
+sort.case("i64[2,1,7]", axis=-1)
 topk.case("f32[4,6]", k=2)
 topk.case("f32[5,3]", k=3, axis=0, largest=False)
+topk.case("i64[2,7,1]", k=1, axis=1)
 
 
 def argsort(x: Any, axis: int = -1, descending: bool = False) -> Any:
@@ -252,6 +258,7 @@ def _(grad, x, index, source, *, axis):
 
 scatter.case("f32[4,6]", "i64[4,1]", "f32[4,1]", ranges={"index": (0, 6)})
 scatter.case("f32[5,3]", "i64[1,3]", "f32[1,3]", ranges={"index": (0, 5)}, axis=0)
+scatter.case("i64[2,1,4]", "i64[2,1,1]", "i64[2,1,1]", ranges={"index": (-1, 6)})
 
 
 def scatter_add(x: Any, index: Any, source: Any, axis: int = -1) -> Any:

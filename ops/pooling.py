@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from sbp.errors import RuleError
-from sbp.operator import operator
+from sbp.operator import TensorType, operator
 from sbp.ops.reduction import max_, mean
 from sbp.ops.resampling import resample
 from sbp.ops.slicing import concat, narrow
@@ -36,12 +36,13 @@ def _flops(kernel_size: Any, elements_out: int) -> float:
     return elements_out * math.prod(per_dimension(kernel_size, _spatial(kernel_size), "kernel_size"))
 
 
-def _disjoint(*_: Any, kernel_size: Any, stride: Any = None, **__: Any) -> str:
+def _disjoint(grad: TensorType, *_: Any, kernel_size: Any, stride: Any = None, **__: Any) -> str:
     """Where windows do not overlap, backward only moves (and scales) elements, so maxima pass."""
     count = _spatial(kernel_size)
     kernel = per_dimension(kernel_size, count, "kernel_size")
     steps = kernel if stride is None else per_dimension(stride, count, "stride")
-    return "grad" if all(size <= step for size, step in zip(kernel, steps)) else ""
+    windows = grad.shape[-count:]
+    return "grad" if all(size <= step or many == 1 for size, step, many in zip(kernel, steps, windows)) else ""
 
 
 def _windows(shape: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any) -> Windows:
@@ -239,5 +240,7 @@ max_pool2d.case("f32[3,2,5]", kernel_size=(2,), stride=2, padding=1)
 avg_pool2d.case("f32[2,3,2,4,2]", kernel_size=(1, 2, 2))
 max_pool2d_backward.case("f32[2,3,2,2]", "f32[2,3,4,4]", kernel_size=2)
 max_pool2d_backward.case("f32[3,3,2]", "f32[3,5,4]", kernel_size=3, stride=2, padding=1)
+max_pool2d_backward.case("f32[1,2,1,3]", "f32[1,2,2,5]", kernel_size=2, stride=(1, 2), padding=(0, 1))
 avg_pool2d_backward.case("f32[2,3,2,2]", size=(4, 4), kernel_size=2)
 avg_pool2d_backward.case("f32[3,3,2]", size=(5, 4), kernel_size=3, stride=2, padding=1, count_include_pad=False)
+avg_pool2d_backward.case("f32[1,2,1,5]", size=(3, 5), kernel_size=(3, 1))

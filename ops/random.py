@@ -142,3 +142,4 @@ for _op in (random_uniform, random_normal):
     _op.gradient(lambda grad, *step: (None,) * len(step))
     _op.case(shape=(4, 6), seed=1)
     _op.case("i64[]", shape=(5,))
+    _op.case(shape=(2, 1, 3), seed=2, dtype="f64")

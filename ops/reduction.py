@@ -199,6 +199,7 @@ def prod_backward(xp, grad, x, *, axis=None):
 
 prod_backward.case("f32[4,1]", "f32[4,6]", axis=1)
 prod_backward.case("f32[1,1]", "f32[5,2]")
+prod_backward.case("f32[3,1,1]", "f32[3,4,2]", axis=(-1, 1))
 
 for _op in (prod,):
     _op.case("f32[4,6]", axis=1)

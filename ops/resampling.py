@@ -213,21 +213,21 @@ def _flops(mode: str, elements: int, elements_out: int) -> float:
 
 resample.flops = resample_backward.flops = _flops
 
-for _shape, _axis, _attributes in (
-    ("4,6", 1, {"size": 9, "mode": "linear"}),
-    ("5,3", 0, {"size": 7, "mode": "aligned"}),
-    ("2,5,3", 1, {"size": 8, "mode": "nearest"}),
-    ("4,7", -1, {"size": 3, "mode": "mean"}),
-    ("5,4", 0, {"size": 9, "mode": "cubic", "ratio": 0.5}),
-    ("3,5", 1, {"size": 9, "mode": "reflect", "before": 3}),
-    ("1,3", 1, {"size": 5, "mode": "replicate", "before": 1}),
-    ("3,4", 0, {"size": 5, "mode": "circular", "before": 1}),
-):
-    resample.case(f"f32[{_shape}]", axis=_axis, **_attributes)
-    _made = [int(number) for number in _shape.split(",")]
-    _length = _made[_axis]
-    _made[_axis] = _attributes["size"]
-    resample_backward.case(f"f32[{','.join(map(str, _made))}]", axis=_axis, **{**_attributes, "size": _length})
+_CASES: tuple[tuple[tuple[int, ...], int, int, dict[str, Any]], ...] = (
+    ((4, 6), 1, 9, {"mode": "linear"}),
+    ((5, 3), 0, 7, {"mode": "aligned"}),
+    ((2, 5, 3), 1, 8, {"mode": "nearest"}),
+    ((4, 7), -1, 3, {"mode": "mean"}),
+    ((5, 4), 0, 9, {"mode": "cubic", "ratio": 0.5}),
+    ((3, 5), 1, 9, {"mode": "reflect", "before": 3}),
+    ((1, 3), 1, 5, {"mode": "replicate", "before": 1}),
+    ((3, 4), 0, 5, {"mode": "circular", "before": 1}),
+)
+for _shape, _axis, _size, _attributes in _CASES:
+    resample.case(f"f32[{','.join(map(str, _shape))}]", axis=_axis, size=_size, **_attributes)
+    _made = list(_shape)
+    _made[_axis] = _size
+    resample_backward.case(f"f32[{','.join(map(str, _made))}]", axis=_axis, size=_shape[_axis], **_attributes)
 resample.case("i64[5,2]", axis=0, size=7, mode="nearest-exact")
 resample.reasons = resample_backward.reasons = {
     "S(*) -> S(*)": "some places happen to fall on the borders of shards",

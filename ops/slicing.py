@@ -114,6 +114,7 @@ def _(grad, x, *, starts, stops, steps):
 
 slice_backward.case("f32[4,4]", shape=(4, 6), starts=(0, 1), stops=(4, 5))
 slice_backward.case("f32[3,5]", shape=(7, 5), starts=(1, None), stops=(-1, None), steps=(2, 1))
+slice_backward.case("f32[1,2,4]", shape=(3, 2, 4), starts=(-1, 0, 0), stops=(None, 2, 4))
 slice_backward.reasons = slice_.reasons
 
 

@@ -180,6 +180,7 @@ detach.flops = detach.traffic = lambda: 0
 detach.gradient(lambda grad, x: None)
 detach.case("f32[4,6]")
 detach.case("f32[5]")
+detach.case("i64[2,1,3]")
 
 
 # -- order and size-one dimensions -------------------------------------------------------------------------------------
@@ -237,6 +238,7 @@ def _(grad, x, *, first, second):
 
 transpose.case("f32[4,6]")
 transpose.case("f32[3,1,5]", first=0, second=2)
+transpose.case("i64[2,1,4,3]", first=1, second=-1)
 
 
 def _squeeze_rule(x: tuple[int, ...], *, axis: Any) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 
 from sbp.errors import InfeasibleError, LayoutError, PlanError, SbpError, TimeLimitError
@@ -17,11 +20,13 @@ from sbp.planner.cost import CostModel, as_cost_model
 from sbp.planner.meshes import candidate_meshes, check_mesh
 from sbp.planner.pins import Both, Pins
 from sbp.planner.plan import Plan, Tried
-from sbp.planner.search import Outbid, Outcome, search
+from sbp.planner.search import Outbid, Outcome, gib, search
 from sbp.planner.solver import Limits
 from sbp.planner.strategies import LEAST_FILL, Restriction
 from sbp.planner.workload import workload
 
+MOST_DEVICES = 1 << 20
+RECOMPUTE = ("auto", "none", "full")
 Progress = Callable[[str], None]
 RestrictionFor = Callable[[Graph, Mesh], Restriction]
 
@@ -36,6 +41,7 @@ def auto_parallel(
     training: bool = True,
     optimizer: Optimizer | str | None = None,
     precision: str | None = None,
+    recompute: str = "auto",
     mesh: Mesh | Sequence[int] | str | None = None,
     pins: Mapping[str, str | Layout] | None = None,
     memory_limit: int | None = None,
@@ -58,14 +64,17 @@ def auto_parallel(
     nodes
         Number of nodes; default the cluster's own.
     batch, sequence
-        Global batch size (default 8 samples per device, fewer where these are more than 8,192 tokens) and sequence
-        length (default the model's own).
+        Global batch size (default 64 samples per device; of sequences 8, or fewer with at most 8,192 tokens) and
+        sequence length (default the model's own).
     training
         A training step with optimizer (default), or inference.
     optimizer
         An optimizer of `sbp.optim` or its name; default AdamW.
     precision
         "mixed" (default in training: bf16 compute, f32 state), "bf16" (default in inference), "f32" or "f64".
+    recompute
+        "none": activations are kept; "full": every layer's forward part is run again in the backward phase (see
+        `sbp.passes.recompute`); "auto" (default): none, and full where nothing fits otherwise.
     mesh
         A mesh or its sizes; default: the 1-D and 2-D meshes that respect the nodes are all tried.
     pins
@@ -97,55 +106,44 @@ def auto_parallel(
     SbpError
         Bad input; names the place.
     """
+    _check_arguments(model, batch, sequence, training, optimizer, precision)
+    _check_numbers(nodes, batch, sequence, memory_limit, time_limit, threads, seed)
+    if recompute not in RECOMPUTE:
+        raise PlanError(f"recompute is one of {', '.join(RECOMPUTE)}, got {recompute!r}.")
+    if pins is not None and not (isinstance(pins, Mapping) and all(isinstance(key, str) for key in pins)):
+        raise PlanError(f"pins is a mapping of names or globs to layouts, got {pins!r}.")
     machine = Cluster.resolve(cluster, nodes)
-    step = workload(model, machine.size, batch, sequence, training, optimizer, precision)
-    costs = as_cost_model(machine if cost_model is None else cost_model)
+    if machine.size > MOST_DEVICES:
+        raise PlanError(f"{machine.name} has {machine.size:,} devices; plans are made for up to {MOST_DEVICES:,}.")
     if memory_limit is None:
         memory_limit = machine.device.usable_memory_bytes
-    if memory_limit <= 0 or time_limit <= 0:
-        raise PlanError(f"memory_limit and time_limit must be above 0, got {memory_limit} bytes and {time_limit} s.")
     meshes = _meshes(mesh, machine, pins)
-    started = time.monotonic()
-    best: Outcome | None = None
-    tried: list[Tried] = []
-    failures: list[SbpError] = []
-    for number, candidate in enumerate(meshes):
-        share = (time_limit - (time.monotonic() - started)) / (len(meshes) - number)
-        if best is not None and share <= 0:
-            tried.append(Tried(candidate, None, None, "not tried: the time limit passed"))
-            continue
-        if progress:
-            progress(f"planning {step.graph.name} on {candidate} ({number + 1} of {len(meshes)})")
-        try:
-            narrowed = Both(
-                Pins(step.graph, candidate, pins) if pins else None,
-                restriction(step.graph, candidate) if restriction else None,
-            )
-            limits = Limits(max(share, 1.0), threads, seed)
-            found = search(
-                step.graph,
-                candidate,
-                costs,
-                memory_limit,
-                limits,
-                narrowed if narrowed.parts else None,
-                least_fill,
-                progress,
-                best.objective_seconds if best else None,
-            )
-        except Outbid as outbid:
-            stopped = "stopped: its lower bound exceeds the best plan"
-            tried.append(Tried(candidate, None, outbid.lower_bound_seconds, stopped))
-            continue
-        except (InfeasibleError, TimeLimitError) as error:
-            failures.append(error)
-            tried.append(Tried(candidate, None, None, str(error)))
-            continue
-        tried.append(Tried(candidate, found.objective_seconds, found.lower_bound_seconds, found.status.value))
-        if best is None or found.objective_seconds < best.objective_seconds:
-            best = found
+    task = _Task(
+        as_cost_model(machine if cost_model is None else cost_model),
+        meshes,
+        pins or {},
+        restriction,
+        memory_limit,
+        time.monotonic() + time_limit,
+        Limits(time_limit, threads, seed),
+        least_fill,
+        progress or (lambda text: None),
+    )
+    step = workload(model, machine.size, batch, sequence, training, optimizer, precision, recompute == "full")
+    if not step.graph.nodes:
+        raise PlanError(f"graph {step.graph.name} has no nodes: there is nothing to plan.")
+    if sum(state_bytes_per_device(step.graph, machine).values()) > memory_limit:
+        raise _why_nothing(task, [], step.graph, machine)
+    best, tried, failures = _best_over_meshes(task, step.graph)
+    if best is None and recompute == "auto" and training and any(isinstance(e, InfeasibleError) for e in failures):
+        again = workload(model, machine.size, batch, sequence, training, optimizer, precision, True)
+        if len(again.graph.nodes) > len(step.graph.nodes):
+            task.progress(f"{step.graph.name} does not fit; planning it with recompute")
+            found, tried_again, _ = _best_over_meshes(task, again.graph)
+            if found is not None:
+                best, step, tried = found, again, [*tried, *tried_again]
     if best is None:
-        raise _why_nothing(failures, step.graph, meshes, machine, costs, pins, memory_limit, threads, seed)
+        raise _why_nothing(task, failures, step.graph, machine)
     return Plan(
         graph=step.graph,
         cluster=machine,
@@ -160,6 +158,113 @@ def auto_parallel(
         tried=tuple(tried),
         cost_model=cost_model,
     )
+
+
+def _check_numbers(
+    nodes: object,
+    batch: object,
+    sequence: object,
+    memory_limit: object,
+    time_limit: object,
+    threads: object,
+    seed: object,
+) -> None:
+    """Raise `PlanError` naming the argument that is of the wrong type or out of range."""
+
+    def whole(name: str, value: object, least: int, optional: bool = True) -> None:
+        if value is None and optional:
+            return
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+            raise PlanError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+
+    whole("nodes", nodes, 1)
+    whole("batch", batch, 1)
+    whole("sequence", sequence, 1)
+    whole("memory_limit (bytes)", memory_limit, 1)
+    whole("threads", threads, 1, optional=False)
+    whole("seed", seed, 0, optional=False)
+    if isinstance(time_limit, bool) or not isinstance(time_limit, Real) or not 0 < float(time_limit) < math.inf:
+        raise PlanError(f"time_limit must be a finite number of seconds above 0, got {time_limit!r}.")
+
+
+def _check_arguments(
+    model: object, batch: object, sequence: object, training: bool, optimizer: object, precision: object
+) -> None:
+    """Raise `PlanError` where arguments contradict each other."""
+    if isinstance(optimizer, type):
+        raise PlanError(f"optimizer is the class {optimizer.__name__}; give an instance, {optimizer.__name__}().")
+    if not training and optimizer is not None:
+        raise PlanError("inference has no optimizer; leave one of training=False and optimizer out.")
+    given = {"batch": batch, "sequence": sequence, "optimizer": optimizer, "precision": precision}
+    unused = [name for name, value in given.items() if value is not None]
+    if isinstance(model, Graph) and unused:
+        raise PlanError(f"the model is a finished graph, which fixes {', '.join(unused)}; leave these arguments out.")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a search over meshes needs besides the graph; `deadline` is a time of `time.monotonic`."""
+
+    costs: CostModel
+    meshes: tuple[Mesh, ...]
+    pins: Mapping[str, str | Layout]
+    restriction: RestrictionFor | None
+    memory_limit: int
+    deadline: float
+    limits: Limits
+    least_fill: float
+    progress: Progress
+
+    def search(
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        seconds: float,
+        pins: Mapping[str, str | Layout],
+        cutoff: float | None = None,
+    ) -> Outcome:
+        """The search on one mesh, under the pins and the restriction."""
+        narrowed = Both(
+            Pins(graph, mesh, pins) if pins else None,
+            self.restriction(graph, mesh) if self.restriction else None,
+        )
+        return search(
+            graph,
+            mesh,
+            self.costs,
+            self.memory_limit,
+            replace(self.limits, time_limit=max(seconds, 0.01)),
+            narrowed if narrowed.parts else None,
+            self.least_fill,
+            self.progress,
+            cutoff,
+        )
+
+
+def _best_over_meshes(task: _Task, graph: Graph) -> tuple[Outcome | None, list[Tried], list[SbpError]]:
+    """The best plan over all meshes, what came of each, and why there was none."""
+    best: Outcome | None = None
+    tried: list[Tried] = []
+    failures: list[SbpError] = []
+    for number, mesh in enumerate(task.meshes):
+        share = (task.deadline - time.monotonic()) / (len(task.meshes) - number)
+        if best is not None and share <= 0:
+            tried.append(Tried(mesh, None, None, "not tried: the time limit passed"))
+            continue
+        task.progress(f"planning {graph.name} on {mesh} ({number + 1} of {len(task.meshes)})")
+        try:
+            found = task.search(graph, mesh, share, task.pins, best.objective_seconds if best else None)
+        except Outbid as outbid:
+            stopped = "stopped: its lower bound exceeds the best plan"
+            tried.append(Tried(mesh, None, outbid.lower_bound_seconds, stopped))
+        except (InfeasibleError, TimeLimitError) as error:
+            failures.append(error)
+            tried.append(Tried(mesh, None, None, str(error)))
+        else:
+            tried.append(Tried(mesh, found.objective_seconds, found.lower_bound_seconds, found.status.value))
+            if best is None or found.objective_seconds < best.objective_seconds:
+                best = found
+    return best, tried, failures
 
 
 def _meshes(
@@ -191,39 +296,30 @@ def _meshes(
     return fitting
 
 
-def _why_nothing(
-    failures: list[SbpError],
-    graph: Graph,
-    meshes: Sequence[Mesh],
-    cluster: Cluster,
-    costs: CostModel,
-    pins: Mapping[str, str | Layout] | None,
-    memory_limit: int,
-    threads: int,
-    seed: int,
-) -> SbpError:
+def _why_nothing(task: _Task, failures: list[SbpError], graph: Graph, cluster: Cluster) -> SbpError:
     """Why no mesh has a plan: the kind of memory that is missing, the pins that conflict, or the first reason given."""
-    if all(isinstance(error, TimeLimitError) for error in failures):
+    if failures and all(isinstance(error, TimeLimitError) for error in failures):
         return failures[0]
     needed = state_bytes_per_device(graph, cluster)
     total = sum(needed.values())
-    if total > memory_limit:
-        parts = ", ".join(f"{kind} {_gib(size)}" for kind, size in needed.items() if size)
+    if total > task.memory_limit:
+        parts = ", ".join(f"{kind} {gib(size)}" for kind, size in needed.items() if size)
         return InfeasibleError(
-            f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {_gib(memory_limit)} usable each): "
-            f"even cut into {cluster.size} equal shards its state needs {_gib(total)} per device ({parts}), "
-            f"{_gib(total - memory_limit)} too much. Use more devices, a device with more memory, a lower precision or an "
-            "optimizer with less state."
+            f"{graph.name} does not fit on {cluster.name} ({cluster.size} devices of {gib(task.memory_limit)} usable "
+            f"each): even cut into {cluster.size} equal shards its state needs {gib(total)} per device ({parts}), "
+            f"{gib(total - task.memory_limit)} too much. Use more devices, a device with more memory, a lower "
+            "precision or an optimizer with less state."
         )
     first = next(error for error in failures if isinstance(error, InfeasibleError))
-    if pins and len(pins) >= 1:
-        conflict = _conflicting_pins(graph, meshes[0], costs, pins, memory_limit, threads, seed)
-        if conflict:
-            listed = ", ".join(f"{pattern!r}: {Layout.parse(pins[pattern])}" for pattern in conflict)
-            return InfeasibleError(
-                f"{graph.name} on {meshes[0]}: no plan satisfies the pins {listed} together; without any one of them "
-                f"there is a plan. {first}"
-            )
+    conflict = _conflicting_pins(task, graph) if task.pins else ()
+    if conflict:
+        listed = ", ".join(f"{pattern!r}: {Layout.parse(task.pins[pattern])}" for pattern in conflict)
+        together = (
+            " together; without any one of them there is a plan" if len(conflict) > 1 else "; without it there is"
+        )
+        return InfeasibleError(
+            f"{graph.name} on {task.meshes[0]}: no plan satisfies the pins {listed}{together}. {first}"
+        )
     return first
 
 
@@ -236,34 +332,21 @@ def state_bytes_per_device(graph: Graph, cluster: Cluster) -> dict[str, int]:
     return found
 
 
-def _conflicting_pins(
-    graph: Graph,
-    mesh: Mesh,
-    costs: CostModel,
-    pins: Mapping[str, str | Layout],
-    memory_limit: int,
-    threads: int,
-    seed: int,
-) -> tuple[str, ...]:
+def _conflicting_pins(task: _Task, graph: Graph) -> tuple[str, ...]:
     """A minimal set of pins that no plan satisfies, by leaving out one by one; empty if the pins are not to blame."""
 
     def feasible(chosen: Mapping[str, str | Layout]) -> bool:
         try:
-            restriction = Pins(graph, mesh, chosen) if chosen else None
-            search(graph, mesh, costs, memory_limit, Limits(10.0, threads, seed), restriction)
+            task.search(graph, task.meshes[0], 10.0, chosen)
         except (InfeasibleError, TimeLimitError):
             return False
         return True
 
     if not feasible({}):
         return ()
-    needed = dict(pins)
-    for pattern in pins:
+    needed = dict(task.pins)
+    for pattern in task.pins:
         without = {key: value for key, value in needed.items() if key != pattern}
         if not feasible(without):
             needed = without
     return tuple(needed)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

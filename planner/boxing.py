@@ -40,6 +40,9 @@ class Step:
     seconds: float
 
 
+MOST_EXACT_TARGETS = 4
+"""Trees to more layouts than this, which only hand-made and random decisions ask for, are not proven the cheapest."""
+
 _KINDS = {
     (Split, Broadcast): "all_gather",
     (Partial, Split): "reduce_scatter",
@@ -102,6 +105,8 @@ class LayoutSpace:
     def tree(self, root: Layout, targets: Iterable[Layout], other: Layout | None = None) -> dict[Layout, Step]:
         """The cheapest way to make all `targets` from `root`, common steps paid once (a Steiner arborescence).
 
+        Exact for up to `MOST_EXACT_TARGETS` targets, which covers whatever a planner offers; nearest first beyond.
+
         Parameters
         ----------
         other
@@ -115,6 +120,8 @@ class LayoutSpace:
         steps: dict[Layout, Step] = {}
         at_hand = {self.index[root]} if other is None else {self.index[root], self.index[other]}
         ends = sorted({self.index[target] for target in targets} - at_hand)
+        if len(ends) > MOST_EXACT_TARGETS:
+            return self._nearest_first(at_hand, ends)
 
         def grow(start: int, wanted: tuple[int, ...]) -> None:
             if not wanted:
@@ -131,12 +138,26 @@ class LayoutSpace:
         if other is None:
             grow(self.index[root], tuple(ends))
         else:
+            first, second = self.index[root], self.index[other]
             mine, others = min(
                 _bipartitions(tuple(ends)),
-                key=lambda pair: self.tree_seconds(pair[0])[self.index[root]] + self.tree_seconds(pair[1])[self.index[other]],
+                key=lambda pair: self.tree_seconds(pair[0])[first] + self.tree_seconds(pair[1])[second],
             )
-            grow(self.index[root], mine)
-            grow(self.index[other], others)
+            grow(first, mine)
+            grow(second, others)
+        return steps
+
+    def _nearest_first(self, at_hand: set[int], ends: Sequence[int]) -> dict[Layout, Step]:
+        """A tree for many targets: always the target that is nearest to what is at hand, steps on the way included."""
+        steps: dict[Layout, Step] = {}
+        have, left = sorted(at_hand), list(ends)
+        while left:
+            block = self.seconds[np.ix_(have, left)]
+            row, column = np.unravel_index(int(np.argmin(block)), block.shape)
+            for step in self.path(self.layouts[have[row]], self.layouts[left[column]]):
+                steps.setdefault(step.after, step)
+            have = sorted(at_hand | {self.index[layout] for layout in steps})
+            left = [end for end in left if end not in have]
         return steps
 
     def tree_seconds(self, targets: Sequence[int]) -> np.ndarray:
@@ -159,7 +180,7 @@ class LayoutSpace:
 
     @lru_cache(maxsize=1 << 14)  # noqa: B019  spaces live as long as the table that made them
     def _branch(self, wanted: tuple[int, ...]) -> tuple[np.ndarray, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]:
-        """Dreyfus-Wagner: per root the cost of reaching all `wanted`, and where its tree branches into which targets."""
+        """Dreyfus-Wagner: per root the cost of reaching all `wanted`, and where its tree branches to which of them."""
         best = np.full(len(self.layouts), np.inf)
         parts: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         at_meeting = np.full(len(self.layouts), -1)

@@ -384,7 +384,7 @@ def _near(name: str, known: Iterable[str]) -> str:
     """A sentence's end that names the nearest known name, and all of them."""
     known = list(known)
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]}? " if close else "") + f"known are {', '.join(known)}"
+    return (f"did you mean {close[0]}? Known" if close else "known") + f" are {', '.join(known)}"
 
 
 def _fields_of(kind: type, data: Any, place: str) -> dict[str, Any]:

@@ -272,7 +272,7 @@ def _shown(node: yaml.Node) -> str:
 def _suggestion(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+    return (f"did you mean {close[0]}? Known" if close else "known") + f" are {', '.join(known)}"
 
 
 def dump_cluster(cluster: Cluster) -> str:

@@ -2,8 +2,9 @@
 
 Nodes of the problem are the sources (strategies: stored layouts), the graph's nodes (their signatures), the outputs
 (the layout each is left in) and, beside every value that is read more than once, *copies* nodes, whose strategies are
-small sets of layouts to be made. A set's cost is that of the cheapest tree of boxing steps, on the edge to the producer;
-edges to the readers are zero where the set holds the layout read, and forbidden elsewhere. So a layout is paid once.
+small sets of layouts to be made. A set's cost is that of the cheapest tree of boxing steps, on the edge to the
+producer; edges to the readers are zero where the set holds the layout read, and forbidden elsewhere. So a layout is
+paid once.
 
 A value that is read in the forward phase and later has two copies nodes. The first also says which layout is kept; the
 second what is made again from it. For a state value, which stays anyway, a copy may be kept besides, or none.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from math import comb
 
@@ -28,8 +30,9 @@ from sbp.planner.uses import OUTPUT, UPDATE, Group, Use, groups_of, is_resident
 
 LARGEST_SET = 3
 MOST_SETS = 100
-"""A copies node offers every set of up to three of the layouts that its readers ask for. Where that would make more than
-100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without communication."""
+"""A copies node offers every set of up to three of the layouts that its readers ask for. Where that would make more
+than 100 sets (2-D meshes), it offers single layouts, and pairs of which one is cut out of the other without
+communication."""
 
 MOST_AGAIN = 25
 """What is made again of what was kept: any of those sets while they are no more than 25; beyond that one layout, beside
@@ -53,8 +56,41 @@ class Formulation:
     node_numbers: tuple[tuple[int, StrategySet], ...]
     output_numbers: Mapping[str, tuple[int, np.ndarray]]
     kept_numbers: Mapping[str, tuple[int, np.ndarray]]
+    copies: tuple[Copies, ...]
 
-    def decode(self, choice: Sequence[int]) -> Decisions:
+    def encode(self, decisions: Decisions) -> np.ndarray | None:
+        """The choice that stands for legal decisions, int64 (nodes,); None where the problem does not offer them."""
+        space = self.strategies.space
+        choice = np.zeros(self.problem.node_count, dtype=np.int64)
+        for table, layouts in ((self.source_numbers, decisions.sources), (self.output_numbers, decisions.outputs)):
+            for value, (at, numbers) in table.items():
+                found = np.flatnonzero(numbers == space(value).index[layouts[value]])
+                if not len(found):
+                    return None
+                choice[at] = found[0]
+        for node, (at, options) in zip(self.graph.nodes, self.node_numbers):
+            if decisions.signatures[node.name] not in options.signatures:
+                return None
+            choice[at] = options.signatures.index(decisions.signatures[node.name])
+        for copies in self.copies:
+            number = copies.choice(space(copies.value), self.graph, decisions)
+            if number is None:
+                return None
+            choice[copies.node] = number
+        return choice
+
+    def held_by(self, node: int) -> tuple[str, str]:
+        """The kind and name of the value whose memory a node of the problem stands for."""
+        for value, (at, _) in (*self.source_numbers.items(), *self.output_numbers.items()):
+            if at == node:
+                return self.graph.values[value].kind, value
+        for copies in self.copies:
+            if copies.node == node:
+                return self.graph.values[copies.value].kind, copies.value
+        value = next(n.outputs[0] for n, (at, _) in zip(self.graph.nodes, self.node_numbers) if at == node)
+        return self.graph.values[value].kind, value
+
+    def decode(self, choice: Sequence[int] | np.ndarray) -> Decisions:
         """The decisions that an assignment stands for."""
         space = self.strategies.space
 
@@ -75,6 +111,32 @@ class Formulation:
         return Decisions(decisions.sources, signatures, decisions.outputs, kept)
 
 
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """A copies node: number `node` of the problem, beside `value`, for the uses of one group."""
+
+    node: int
+    value: str
+    group: Group
+    sets: _Sets
+
+    def choice(self, space: LayoutSpace, graph: Graph, decisions: Decisions) -> int | None:
+        """The strategy that legal decisions ask for; None if it is not offered."""
+        wanted = {space.index[layout] for layout in decisions.wanted(graph, self.value, self.group)}
+        kept = NOTHING
+        if self.sets.keeps:
+            if self.value in decisions.kept:
+                kept = space.index[decisions.kept[self.value]]
+            elif not is_resident(graph, self.value):
+                kept = space.index[decisions.made(graph, self.value)]
+        # A set may also hold what is kept, which then needs no making.
+        for members in (tuple(sorted(wanted)), tuple(sorted(wanted | {kept}))):
+            number = self.sets.numbers.get((members, kept))
+            if number is not None:
+                return number
+        return None
+
+
 def formulate(strategies: Strategies, usage_limit: int | None = None) -> Formulation:
     """The layout problem of a graph, in seconds and bytes per device; time is counted in nodes of the graph."""
     return _Formulation(strategies).run(usage_limit)
@@ -93,6 +155,12 @@ class _Sets:
     between_bytes: np.ndarray
     kept_bytes: np.ndarray
     aside_bytes: np.ndarray
+    keeps: bool
+
+    @cached_property
+    def numbers(self) -> Mapping[tuple[tuple[int, ...], int], int]:
+        """(layouts to make, layout kept) -> the strategy."""
+        return {pair: number for number, pair in enumerate(zip(self.sets, self.kept.tolist()))}
 
 
 class _Formulation:
@@ -105,6 +173,7 @@ class _Formulation:
         self.nodes: list[tuple[int, StrategySet]] = []
         self.outputs: dict[str, tuple[int, np.ndarray]] = {}
         self.kept: dict[str, tuple[int, np.ndarray]] = {}
+        self.copies: list[Copies] = []
         self._made: dict[Hashable, np.ndarray] = {}
         self._specifications: dict[Hashable, _Sets] = {}
         self._alive: list[object] = []  # keeps arrays whose id() is a key
@@ -125,7 +194,14 @@ class _Formulation:
         for value in graph.values:
             self.value(value, groups.get(value, ()))
         return Formulation(
-            builder.build(usage_limit), graph, self.strategies, self.sources, tuple(self.nodes), self.outputs, self.kept
+            builder.build(usage_limit),
+            graph,
+            self.strategies,
+            self.sources,
+            tuple(self.nodes),
+            self.outputs,
+            self.kept,
+            tuple(self.copies),
         )
 
     # -- one value ---------------------------------------------------------------------------------------------------
@@ -185,6 +261,7 @@ class _Formulation:
             return
         sets = self.sets(space, value, group)
         at = self.builder.add_node(np.zeros(len(sets.sets)), f"copies of {value}")
+        self.copies.append(Copies(at, value, group, sets))
         self.edge(producer, at, self.tree_table(space, made, sets))
         self.readers(value, group, at, sets)
         if not resident:
@@ -203,6 +280,7 @@ class _Formulation:
         forward = self.sets(space, value, first, made, resident)
         at = self.builder.add_node(np.zeros(len(forward.sets)), f"copies of {value}")
         self.kept[value] = at, forward.kept
+        self.copies.append(Copies(at, value, first, forward))
         self.edge(producer, at, self.tree_table(space, made, forward))
         self.readers(value, first, at, forward)
         if not resident:
@@ -217,6 +295,7 @@ class _Formulation:
         free = np.zeros(len(again.sets))
         costs = free if resident else self.cached(("again", id(again)), lambda: self.again_costs(space, again), again)
         second = self.builder.add_node(costs, f"copies of {value} made again")
+        self.copies.append(Copies(second, value, later, again))
         self.edge(at, second, self.same_table(forward, again))
         if resident:
             self.edge(producer, second, self.again_table(space, made, again))
@@ -266,7 +345,7 @@ class _Formulation:
         if key not in self._specifications:
             pairs = self._with_kept(space, _small_sets(space, wanted), made, resident)
             chosen, kept = [members for members, _ in pairs], [keep for _, keep in pairs]
-            self._specifications[key] = self._with_bytes(space, chosen, kept)
+            self._specifications[key] = self._with_bytes(space, chosen, kept, made is not None)
             self._alive.append((space, wanted, made))
         return self._specifications[key]
 
@@ -300,12 +379,12 @@ class _Formulation:
                 for keep in np.unique(before.kept).tolist()
                 for members in _sets_with(keep, _small_sets(space, wanted), wanted)
             ]
-            self._specifications[key] = self._with_bytes(space, [p[0] for p in pairs], [p[1] for p in pairs])
+            self._specifications[key] = self._with_bytes(space, [p[0] for p in pairs], [p[1] for p in pairs], True)
             self._alive.append((space, wanted, before))
         return self._specifications[key]
 
     @staticmethod
-    def _with_bytes(space: LayoutSpace, chosen: list[tuple[int, ...]], kept: list[int]) -> _Sets:
+    def _with_bytes(space: LayoutSpace, chosen: list[tuple[int, ...]], kept: list[int], keeps: bool) -> _Sets:
         local = space.bytes.tolist()
         between = [local[members[0]] if len(members) == 1 else 0 for members in chosen]
         kept_bytes = [0 if keep == NOTHING else local[keep] for keep in kept]
@@ -316,6 +395,7 @@ class _Formulation:
             _frozen(np.array(between)),
             _frozen(np.array(kept_bytes)),
             _frozen(np.array(aside)),
+            keeps,
         )
 
     @staticmethod
@@ -388,7 +468,7 @@ def _small_sets(space: LayoutSpace, wanted: Sequence[np.ndarray]) -> list[tuple[
 
 
 def _sets_with(keep: int, sets: list[tuple[int, ...]], wanted: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
-    """Where there are many sets (see `MOST_SETS`): one layout to make, and what is kept, which needs no making, beside it."""
+    """The sets to make again; where there are many (see `MOST_AGAIN`), one layout beside what is kept."""
     numbers = sorted(set(np.concatenate(wanted).tolist()))
     if len(sets) <= MOST_AGAIN:
         return sets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sbp.errors import MeshError
 from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster
@@ -13,10 +15,9 @@ def candidate_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
     The 1-D mesh comes first: it is planned soonest, and its plan lets the others stop when their bound exceeds it.
     """
     size, inside = cluster.size, cluster.devices_per_node
-    found = []
-    for inner in range(2, size // 2 + 1):
-        if size % inner == 0 and (inside % inner == 0 or inner % inside == 0):
-            found.append(Mesh((size // inner, inner)))
+    small = [divisor for divisor in range(2, math.isqrt(size) + 1) if size % divisor == 0]
+    inner_sizes = {*small, *(size // divisor for divisor in small)}
+    found = [Mesh((size // inner, inner)) for inner in inner_sizes if inside % inner == 0 or inner % inside == 0]
     found.sort(key=lambda mesh: (mesh.shape[1] != inside, -mesh.shape[1]))
     return (Mesh((size,)), *found)
 

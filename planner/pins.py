@@ -10,6 +10,7 @@ from sbp.errors import LayoutError, PlanError
 from sbp.graph import Graph, Node
 from sbp.layout import Layout
 from sbp.mesh import Mesh
+from sbp.models import is_preset
 from sbp.rule import Signature
 
 
@@ -37,7 +38,8 @@ class Pins:
             names = [name for name in graph.values if fnmatchcase(name, pattern)]
             if not names:
                 near = get_close_matches(pattern, graph.values, n=3, cutoff=0.5)
-                hint = f"near names: {', '.join(near)}" if near else "`sbp models NAME --values` lists them"
+                listed = f"`sbp models {graph.name} --values`" if is_preset(graph.name) else "Graph.values"
+                hint = f"near names: {', '.join(near)}" if near else f"{listed} lists them"
                 raise PlanError(f"pin {pattern!r} matches no value of {graph.name}; {hint}.")
             for name in names:
                 value = graph.values[name]
@@ -49,8 +51,8 @@ class Pins:
                     )
                 if self.layouts.setdefault(name, layout) != layout:
                     raise PlanError(
-                        f"pins {self.patterns[name]!r} and {pattern!r} both match {name} and give it {self.layouts[name]} and "
-                        f"{layout}; remove one."
+                        f"pins {self.patterns[name]!r} and {pattern!r} both match {name} and give it "
+                        f"{self.layouts[name]} and {layout}; remove one."
                     )
                 self.patterns[name] = pattern
 

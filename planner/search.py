@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from sbp.errors import InfeasibleError, PlanError, TimeLimitError
 from sbp.graph import Graph
@@ -12,12 +15,14 @@ from sbp.mesh import Mesh
 from sbp.planner.boxing import BoxingTable
 from sbp.planner.cost import CostModel
 from sbp.planner.decisions import Decisions
-from sbp.planner.formulation import formulate
+from sbp.planner.formulation import Formulation, formulate
 from sbp.planner.lowering import lower
 from sbp.planner.memory import memory_profile
 from sbp.planner.physical import PhysicalPlan
+from sbp.planner.pins import Both
 from sbp.planner.solver import Assignment, Limits, Status, solve
 from sbp.planner.strategies import LEAST_FILL, Restriction, Strategies
+from sbp.planner.styles import DataParallel, FullyShardedDataParallel, Styles
 
 Progress = Callable[[str], None]
 
@@ -97,15 +102,21 @@ def search(
     boxing = BoxingTable(mesh, costs)
     strategies = Strategies(graph, mesh, costs, boxing, restriction, least_fill)
     formulation = formulate(strategies, memory_limit)
+
+    def start() -> np.ndarray | None:
+        return _choice_under_a_style(formulation, costs, boxing, restriction, least_fill, limits)
+
     limit, bound, least_peak = memory_limit, None, 1 << 62
+    deadline = time.monotonic() + limits.time_limit
     for _ in range(_MEMORY_ROUNDS):
         problem = formulation.problem.with_limit(limit)
-        assignment = solve(problem, limits, progress=watch)
+        left = replace(limits, time_limit=max(deadline - time.monotonic(), 0.01))
+        assignment = solve(problem, left, progress=watch, start=start)
         bound = float(assignment.lower_bound) if bound is None else bound
         if assignment.choice is None:
             if limit != memory_limit:
                 break
-            raise _nothing_found(graph, mesh, assignment)
+            raise _nothing_found(formulation, assignment, memory_limit)
         decisions = formulation.decode(assignment.choice)
         physical = lower(graph, mesh, decisions, costs, boxing)
         total = objective_seconds(physical)
@@ -114,8 +125,8 @@ def search(
         proven = assignment.status is Status.OPTIMAL
         if total > promised * (1 + _AGREEMENT) or (proven and total < bound * (1 - _AGREEMENT)):
             raise PlanError(
-                f"{graph.name} on {mesh}: the finished plan costs {total!r} s, the solver promised {promised!r} s with a "
-                f"bound of {bound!r} s; this is a fault of sbp, please report it with the graph."
+                f"{graph.name} on {mesh}: the finished plan costs {total!r} s, the solver promised {promised!r} s with "
+                f"a bound of {bound!r} s; this is a fault of sbp, please report it with the graph."
             )
         peak = memory_profile(physical).peak_bytes
         least_peak = min(peak, least_peak)
@@ -131,16 +142,65 @@ def search(
         if limit <= 0:
             break
     raise InfeasibleError(
-        f"{graph.name} on {mesh}: no plan was found within {memory_limit:,} bytes per device, though that none exists is "
-        f"not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. Allow that "
-        "much more, or use more devices."
+        f"{graph.name} on {mesh}: no plan was found within {memory_limit:,} bytes per device, though that none exists "
+        f"is not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. "
+        "Allow that much more, or use more devices."
     )
 
 
-def _nothing_found(graph: Graph, mesh: Mesh, assignment: Assignment) -> Exception:
-    if assignment.status is Status.INFEASIBLE:
-        return InfeasibleError(f"{graph.name} on {mesh}: {assignment.reason}")
-    return TimeLimitError(
-        f"{graph.name} on {mesh}: no plan was found within the time limit (lower bound {assignment.lower_bound} s); "
-        "give more time or a larger memory limit."
+def _choice_under_a_style(
+    formulation: Formulation,
+    costs: CostModel,
+    boxing: BoxingTable,
+    restriction: Restriction | None,
+    least_fill: float,
+    limits: Limits,
+) -> np.ndarray | None:
+    """Where a hard search starts: the best choice under the simplest styles, whose problems are solved in a moment."""
+    graph, mesh = formulation.graph, formulation.strategies.mesh
+    best: tuple[float, np.ndarray] | None = None
+    for style in (DataParallel(), FullyShardedDataParallel()):
+        narrowed = Both(restriction, Styles(graph, mesh, *(style for _ in mesh.shape)))
+        try:
+            strategies = Strategies(graph, mesh, costs, boxing, narrowed, least_fill)
+            small = formulate(strategies, formulation.problem.usage_limit)
+        except InfeasibleError:
+            continue
+        found = solve(small.problem, replace(limits, time_limit=min(limits.time_limit / 4, 10.0)), explain=False)
+        choice = None if found.choice is None else formulation.encode(small.decode(found.choice))
+        if choice is not None and (best is None or found.objective < best[0]):
+            best = float(found.objective), choice
+    return None if best is None else best[1]
+
+
+def _nothing_found(formulation: Formulation, assignment: Assignment, memory_limit: int | None) -> Exception:
+    where = f"{formulation.graph.name} on {formulation.strategies.mesh}"
+    if assignment.status is not Status.INFEASIBLE:
+        return TimeLimitError(
+            f"{where}: no plan was found within the time limit (lower bound {assignment.lower_bound:.6g} s); give more "
+            "time or a larger memory limit."
+        )
+    shortage = assignment.shortage
+    if shortage is None or shortage.smallest_peak is None or memory_limit is None:
+        return InfeasibleError(f"{where}: {assignment.reason}.")
+    by_kind: dict[str, int] = {}
+    by_value: dict[str, int] = {}
+    for node, _, amount in shortage.users:
+        kind, value = formulation.held_by(node)
+        by_kind[kind] = by_kind.get(kind, 0) + amount
+        by_value[value] = by_value.get(value, 0) + amount
+    kinds = ", ".join(f"{kind} {gib(amount)}" for kind, amount in sorted(by_kind.items(), key=lambda item: -item[1]))
+    values = ", ".join(f"{value} {gib(amount)}" for value, amount in sorted(by_value.items(), key=lambda i: -i[1])[:3])
+    least = "the least that any layouts need" if shortage.exact else "the least that was found to do"
+    return InfeasibleError(
+        f"{where}: the limit is {gib(memory_limit)} per device, but {least} is {gib(shortage.smallest_peak)}, "
+        f"{gib(shortage.smallest_peak - memory_limit)} too much ({kinds}; the largest: {values}). Use a smaller batch "
+        "or sequence, recompute, more devices, or devices with more memory."
     )
+
+
+def gib(size: int) -> str:
+    """Bytes for people."""
+    if size >= 2**28:
+        return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**20:.2f} MiB" if size >= 2**20 else f"{size:,} bytes"

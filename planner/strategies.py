@@ -157,7 +157,7 @@ class Strategies:
             kept = tuple(s for s in signatures if restriction.allows(self.graph, node, s))
             if not kept:
                 every = op.bind(types, node.attributes).signatures(self.mesh.shape)
-                kept = tuple(s for s in every if restriction.allows(self.graph, node, s))
+                kept = tuple(s for s in every if self._offers(node, s) and restriction.allows(self.graph, node, s))
             if not kept:
                 raise InfeasibleError(
                     f"node {node.name} ({op.name} {', '.join(map(str, types))}) on {self.mesh} has no signature that "
@@ -178,8 +178,13 @@ class Strategies:
             tuple(_frozen([space.index[s.outputs[k]] for s in signatures]) for k, space in enumerate(out_spaces)),
         )
 
+    def _offers(self, node: Node, signature: Signature) -> bool:
+        """Whether every operand can be in its layout: P(max) only where some producer makes such parts."""
+        names, layouts = (*node.inputs, *node.outputs), (*signature.inputs, *signature.outputs)
+        return all(layout in self.space(name).index for name, layout in zip(names, layouts))
+
     def _reachable(self, node: Node, rule: BoundRule) -> BoundRule:
-        """Without the passings that no input can feed: making a Partial of a whole tensor only to pass it on never pays."""
+        """Without the passings that no input can feed: making a whole tensor Partial only to pass it on never pays."""
         passing = tuple(p for p in rule.passing if _feeds(p.before, p.inputs, node, self.reductions))
         return replace(rule, passing=passing)
 
@@ -189,7 +194,7 @@ def _feeds(before: str, inputs: frozenset[int], node: Node, reductions: Mapping[
 
 
 def possible_reductions(graph: Graph) -> dict[str, frozenset[str]]:
-    """Value -> the reductions by which it can come out Partial: a rule contracts a dimension, or passes a Partial on."""
+    """Value -> reductions by which it can come out Partial: a rule contracts a dimension, or passes a Partial on."""
     found: dict[str, frozenset[str]] = {name: frozenset() for name in graph.values}
     for node in graph.nodes:
         rule = graph.rule(node)

@@ -11,11 +11,13 @@ from sbp.graph import Graph
 from sbp.models import PRESETS, TINY, config_named
 from sbp.nn.module import Module
 from sbp.optim import SGD, Adam, AdamW, Optimizer, optimizer_named
+from sbp.passes.recompute import with_recompute
 from sbp.training import inference, training_step
 
-DEFAULT_SAMPLES_PER_DEVICE = 8
+DEFAULT_SAMPLES_PER_DEVICE = 64
+DEFAULT_SEQUENCES_PER_DEVICE = 8
 DEFAULT_TOKENS_PER_DEVICE = 8192
-"""The default batch: 8 samples per device, fewer where their sequences would come to more than 8,192 tokens."""
+"""The default batch: 64 samples per device; of sequences 8, and fewer where these are more than 8,192 tokens."""
 
 _OPTIMIZERS = (SGD, Adam, AdamW)
 """Optimizers that a plan file can name."""
@@ -29,6 +31,9 @@ class Workload:
     model: Mapping[str, Any]
 
 
+LARGEST_VALUE_BYTES = 1 << 60
+
+
 def workload(
     model: str | Module | Graph,
     devices: int,
@@ -37,6 +42,7 @@ def workload(
     training: bool = True,
     optimizer: Optimizer | str | None = None,
     precision: str | None = None,
+    recompute: bool = False,
 ) -> Workload:
     """The graph of one step.
 
@@ -47,14 +53,16 @@ def workload(
     devices
         Number of ranks, for the default batch.
     batch
-        Global batch size; default 8 samples per device, fewer where these are more than 8,192 tokens (at least 1).
+        Global batch size; default 64 samples per device, of sequences 8, or fewer with at most 8,192 tokens.
     sequence
         Sequence length; default the model's own.
     precision
         Default "mixed" for training and "bf16" for inference.
+    recompute
+        Run the layers' forward parts again in the backward phase (see `sbp.passes.recompute`).
     """
     if isinstance(model, Graph):
-        return Workload(model.validate(), {})
+        return Workload(_checked_sizes(model.validate()), {})
     if not isinstance(model, (str, Module)):
         raise GraphError(
             f"a model is a preset's name, an sbp.nn.Module or a Graph, got {type(model).__name__}; "
@@ -62,12 +70,15 @@ def workload(
         )
     module = config_named(model).build() if isinstance(model, str) else model
     if batch is None:
-        length = sequence or getattr(getattr(module, "config", None), "default_sequence", None) or 1
-        batch = devices * max(1, min(DEFAULT_SAMPLES_PER_DEVICE, DEFAULT_TOKENS_PER_DEVICE // length))
+        length = sequence or getattr(getattr(module, "config", None), "default_sequence", None)
+        each = DEFAULT_SAMPLES_PER_DEVICE
+        if length is not None:
+            each = max(1, min(DEFAULT_SEQUENCES_PER_DEVICE, DEFAULT_TOKENS_PER_DEVICE // length))
+        batch = devices * each
     precision = precision or ("mixed" if training else "bf16")
-    name = model if isinstance(model, str) else type(module).__name__
+    name = model if isinstance(model, str) else getattr(module, "_preset", type(module).__name__)
     optimizer = None if optimizer is None else optimizer_named(optimizer)
-    graph = _graph(module, batch, sequence, training, optimizer, precision, name)
+    graph = _checked_sizes(_graph(module, batch, sequence, training, optimizer, precision, recompute, name))
     config = getattr(module, "config", None)
     if config is None or not (optimizer is None or type(optimizer) in _OPTIMIZERS):
         return Workload(graph, {})
@@ -80,8 +91,9 @@ def workload(
             "batch": batch,
             "sequence": sequence,
             "training": training,
-            "optimizer": None if optimizer is None else {"kind": type(optimizer).__name__, **asdict(optimizer)},
+            "optimizer": _optimizer_json(optimizer),
             "precision": precision,
+            "recompute": recompute,
         },
     )
 
@@ -109,17 +121,18 @@ def scaled_workload(model: Mapping[str, Any]) -> Graph:
         limit = getattr(config.scaled(), "default_sequence", None)
         if sequence is not None and limit is not None:
             sequence = min(sequence, limit)
-        return _graph(
-            module,
-            model["batch"],
-            sequence,
-            model["training"],
-            optimizer,
-            model["precision"],
-            f"scaled {model['name']}",
-        )
+        name = f"scaled {model['name']}"
+        batch, training, precision = model["batch"], model["training"], model["precision"]
+        return _graph(module, batch, sequence, training, optimizer, precision, model["recompute"], name)
     except (KeyError, TypeError) as error:
         raise PlanError(f"the plan's field `model` is incomplete or wrong ({error}); plan again.") from None
+
+
+def _checked_sizes(graph: Graph) -> Graph:
+    for value in graph.values.values():
+        if value.type.bytes > LARGEST_VALUE_BYTES:
+            raise GraphError(f"{graph.name}: {value} has more than 2**60 bytes; check its sizes, and the batch.")
+    return graph
 
 
 def _graph(
@@ -129,11 +142,20 @@ def _graph(
     training: bool,
     optimizer: Optimizer | None,
     precision: str,
+    recompute: bool,
     name: str,
 ) -> Graph:
-    if training:
-        return training_step(module, batch, sequence, optimizer, precision, name)
-    return inference(module, batch, sequence, precision, name)
+    if not training:
+        return inference(module, batch, sequence, precision, name)
+    graph = training_step(module, batch, sequence, optimizer, precision, name)
+    return with_recompute(graph) if recompute else graph
+
+
+def _optimizer_json(optimizer: Optimizer | None) -> dict[str, Any] | None:
+    if optimizer is None:
+        return None
+    settings: Any = optimizer
+    return {"kind": type(optimizer).__name__, **asdict(settings)}
 
 
 def _optimizer(data: Mapping[str, Any] | None) -> Optimizer | None:

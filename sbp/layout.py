@@ -145,6 +145,9 @@ class Layout:
     def __str__(self) -> str:
         return "(" + ", ".join(map(str, self.axes)) + ")"
 
+    def __repr__(self) -> str:
+        return f"Layout{self}"
+
     def __len__(self) -> int:
         return len(self.axes)
 
@@ -181,14 +184,14 @@ class Layout:
         """Raise `LayoutError` unless the layout has one SBP per mesh axis and splits dimensions that exist."""
         if len(self.axes) != len(mesh_shape):
             raise LayoutError(
-                f"{what}: layout {self} has {len(self.axes)} entries, but the mesh {tuple(mesh_shape)} has "
-                f"{len(mesh_shape)} axes; write one SBP per mesh axis."
+                f"{what}: layout {self} has {_counted(len(self.axes), 'entry', 'entries')}, but the mesh "
+                f"{tuple(mesh_shape)} has {_counted(len(mesh_shape), 'axis', 'axes')}; write one SBP per mesh axis."
             )
         for sbp in self.axes:
             if isinstance(sbp, Split) and sbp.axis >= len(shape):
                 raise LayoutError(
                     f"{what}: layout {self} splits dimension {sbp.axis}, but the shape {list(shape)} has "
-                    f"{len(shape)} dimensions, numbered from 0."
+                    f"{_counted(len(shape), 'dimension', 'dimensions')}, numbered from 0."
                 )
 
     def shard(self, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int]) -> Shard:
@@ -227,3 +230,7 @@ def broadcast_layout(axes: int) -> Layout:
 def layouts_of(texts: Iterable[str]) -> tuple[Layout, ...]:
     """Several layouts from their spellings."""
     return tuple(Layout.parse(text) for text in texts)
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"

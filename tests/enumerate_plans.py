@@ -18,7 +18,7 @@ from sbp.planner.uses import groups_of, is_resident
 
 def making_seconds(space: LayoutSpace, root: Layout, wanted: frozenset[Layout], *more_at_hand: Layout) -> float:
     """The least cost of having all of `wanted`, given what is at hand: shortest path over sets of layouts."""
-    # In large spaces at most four layouts beyond root and wanted ones: cheapest trees have one meeting point per target.
+    # In large spaces at most four layouts beside root and wanted ones: a tree has one meeting point per target.
     most = len(space.layouts) if len(space.layouts) <= 9 else len(wanted) + 5
     start = frozenset({root, *more_at_hand})
     best = {start: 0.0}
@@ -48,7 +48,7 @@ def making_seconds(space: LayoutSpace, root: Layout, wanted: frozenset[Layout], 
 
 
 def best_by_enumeration(strategies: Strategies) -> tuple[float, Decisions]:
-    """Depth first over all signatures and stored layouts; a value is priced as soon as its producer and readers are set."""
+    """Depth first over all signatures and stored layouts; a value is priced once its producer and readers are set."""
     graph = strategies.graph
     groups = groups_of(graph)
     names = [*graph.sources, *(node.name for node in graph.nodes), *(f"output {value}" for value in graph.outputs)]

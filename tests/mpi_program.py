@@ -54,8 +54,8 @@ def fail_on_one_rank(communicator):
     train(graph, by_rows, [{n: numpy.ones(graph.values[n].shape) for n in graph.inputs}], 1, Breaking(), communicator)
 
 
-def main():
-    communicator = MPICommunicator()
+def main(limit):
+    communicator = MPICommunicator(**limit)
     count = 0
     for shape in {2: ((2,),), 4: ((4,), (2, 2))}[communicator.size]:
         count += check(communicator, Mesh(shape))
@@ -79,7 +79,7 @@ if __name__ == "__main__":
                 fail_on_one_rank(MPICommunicator())
             except SbpError as error:
                 sys.exit(f"reported: {error}")
-        main()
+        main({"limit": int(sys.argv[2])} if sys.argv[1:2] == ["limit"] else {})
     except SystemExit:
         raise
     except BaseException:

@@ -5,9 +5,11 @@ import json
 import pytest
 
 from sbp.errors import ClusterError, GraphError, InfeasibleError, LayoutError, MeshError, PlanError, SbpError
+from sbp.graph import Graph
 from sbp.layout import Broadcast, Layout, Split
 from sbp.mesh import Mesh
 from sbp.models import TINY, build
+from sbp.optim import SGD
 from sbp.planner.auto_parallel import auto_parallel
 from sbp.planner.baselines import compare
 from sbp.planner.cluster import Cluster
@@ -166,7 +168,25 @@ def test_conflicting_pins_are_named():
     [
         ({"mesh": (3,)}, MeshError, "4"),
         ({"mesh": "2,x"}, MeshError, "2,x"),
-        ({"batch": 0}, GraphError, "batch"),
+        ({"batch": 0}, PlanError, "batch"),
+        ({"batch": "8"}, PlanError, "batch"),
+        ({"batch": 8.5}, PlanError, "batch"),
+        ({"batch": True}, PlanError, "batch"),
+        ({"batch": 10**20}, GraphError, "bytes"),
+        ({"sequence": -1}, PlanError, "sequence"),
+        ({"time_limit": None}, PlanError, "time_limit"),
+        ({"time_limit": "5"}, PlanError, "time_limit"),
+        ({"time_limit": float("nan")}, PlanError, "time_limit"),
+        ({"memory_limit": "40GiB"}, PlanError, "memory_limit"),
+        ({"memory_limit": float("inf")}, PlanError, "memory_limit"),
+        ({"threads": 0}, PlanError, "threads"),
+        ({"seed": "a"}, PlanError, "seed"),
+        ({"optimizer": SGD}, PlanError, r"SGD\(\)"),
+        ({"optimizer": SGD(), "training": False}, PlanError, "inference"),
+        ({"pins": {3: "B"}}, PlanError, "pins"),
+        ({"pins": [("a", "b")]}, PlanError, "pins"),
+        ({"pins": {"h.0.ln_1.layer_norm": "P(max)"}}, InfeasibleError, "h.0.ln_1.layer_norm"),
+        ({"recompute": "some"}, PlanError, "recompute"),
         ({"memory_limit": 0}, PlanError, "memory_limit"),
         ({"precision": "f12"}, SbpError, "f12"),
         ({"optimizer": "magic"}, GraphError, "magic"),
@@ -175,6 +195,20 @@ def test_conflicting_pins_are_named():
 def test_bad_options(options, error, match):
     with pytest.raises(error, match=match):
         plan_of(**options)
+
+
+def test_huge_clusters_are_refused_at_once():
+    with pytest.raises(PlanError, match="devices"):
+        auto_parallel("tiny-mlp", "cpu", nodes=10**9)
+
+
+def test_graphs_of_ones_own():
+    graph = plan_of("tiny-mlp").graph
+    assert plan_of(graph, batch=None).status is Status.OPTIMAL
+    with pytest.raises(PlanError, match="finished graph"):
+        plan_of(graph, batch=4)
+    with pytest.raises(PlanError, match="nothing to plan"):
+        plan_of(Graph("empty", {}, (), ()), batch=None)
 
 
 def test_bad_model_and_cluster():
@@ -194,7 +228,7 @@ def test_too_large_says_what_is_missing():
 def test_memory_limit_is_kept():
     free = plan_of()
     limit = int(free.memory.peak_bytes * 0.9)
-    plan = plan_of(memory_limit=limit)
+    plan = plan_of(memory_limit=limit, time_limit=10.0)
     assert plan.memory.peak_bytes <= limit
     assert plan.objective_seconds >= free.objective_seconds * (1 - 1e-9)
     assert plan.lower_bound_seconds <= plan.objective_seconds

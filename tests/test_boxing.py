@@ -124,6 +124,23 @@ def test_trees_with_a_second_layout_at_hand():
             assert sum(step.seconds for step in steps.values()) == pytest.approx(least, rel=1e-9, abs=1e-15)
 
 
+def test_trees_to_many_layouts():
+    """Beyond a few targets trees are greedy: complete, connected, no dearer than separate paths, and found at once."""
+    space = table(Mesh((2, 2, 2))).space(TensorType((16, 24, 8), "f32"))
+    for root in (space.layouts[0], space.layouts[len(space.layouts) // 2]):
+        tree = space.tree(root, space.layouts)
+        assert set(tree) | {root} == set(space.layouts)
+        separate = sum(space.seconds[space.index[root], space.index[layout]] for layout in space.layouts)
+        assert sum(step.seconds for step in tree.values()) <= separate
+        for layout in space.layouts:
+            at = layout
+            for _ in space.layouts:
+                if at == root:
+                    break
+                at = tree[at].before
+            assert at == root
+
+
 def test_bytes_are_those_of_the_largest_shard():
     space = table(Mesh((3, 2))).space(TensorType((7, 5), "f32"))
     assert space.bytes[space.index[Layout.parse("S(0), B")]] == 3 * 5 * 4

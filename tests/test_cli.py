@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,8 @@ def test_help_is_quick_and_lists_all_commands():
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert all(f"\n  {name} " in shown.stdout for name in COMMANDS)
+    codes = " ".join(shown.stdout.split()).partition("Exit codes: ")[2]
+    assert re.findall(r"(?:^|, )(\d) ", codes) == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -65,7 +68,11 @@ def test_every_command_has_help_and_json(name, capsys):
     silent = [p.opts for p in command.params if isinstance(p, click.Option) and not p.help]
     assert not silent, f"options without help: {silent}"
     assert run([name, "--help"]) == 0
-    assert f"Usage: sbp {name}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"Usage: sbp {name}" in shown
+    for argument in (p for p in command.params if isinstance(p, click.Argument)):
+        words = (argument.metavar or argument.name.upper()).strip("[].").split("|")
+        assert all(word in shown.split("\n", 1)[0] for word in words)
 
 
 def test_version(capsys):
@@ -131,6 +138,19 @@ def test_inference_and_optimizers(capsys):
     assert "layers.0.weight.momentum_buffer" in json.loads(capsys.readouterr().out)["layouts"]
 
 
+def test_recomputed_layers(capsys):
+    wanted = ["plan", "tiny-gpt2", "--cluster", "cpu", "--nodes", "1", "--mesh", "2,2", "--batch", "8", "--json"]
+    found = {}
+    for recompute in ("none", "full"):
+        assert run([*wanted, "--recompute", recompute]) == 0
+        printed = capsys.readouterr()
+        found[recompute] = json.loads(printed.out)
+        assert (" recompute," in printed.err) == (recompute == "full")
+    again, once = found["full"]["layouts"], found["none"]["layouts"]
+    assert set(once) < set(again) and any(".again" in name for name in again)
+    assert found["full"]["memory_bytes"]["peak"] < found["none"]["memory_bytes"]["peak"]
+
+
 def test_report(plan_file, capsys):
     assert run(["report", plan_file]) == 0
     printed = capsys.readouterr()
@@ -155,6 +175,29 @@ def test_models(capsys):
     assert all(name in printed.out for name in counts) and printed.err == ""
 
 
+def test_tiny_models_are_listed(capsys):
+    from sbp.models import TINY
+
+    assert run(["models", "--json"]) == 0
+    data = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
+    assert {name for name, item in data.items() if item["tiny"]} == {f"tiny-{name}" for name in TINY}
+    assert data["tiny-mlp"]["parameters"] == (12 + 1) * 16 + (16 + 1) * 9 + (9 + 1) * 7
+    assert run(["models"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"tiny-{name}" in printed for name in TINY)
+    assert "eps=1e-05" in printed and "widths=1024x4096x4096x1000" in printed
+
+
+def test_sizes_are_listed_as_they_are_given(capsys):
+    from sbp.models import config_named, names, size_text
+
+    for name in names():
+        for size, value in vars(config_named(name)).items():
+            if value is None or (isinstance(value, tuple) and len(value) > 6):
+                continue
+            assert options.parse_sizes([size_text(size, value)]) == {size: value}, (name, size)
+
+
 def test_values_of_a_model_are_what_pins_match(capsys, plan_file):
     assert run(["models", "tiny-mlp", "--values", "--batch", "16", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -169,7 +212,9 @@ def test_compare(capsys):
     assert run(["compare", "tiny-mlp", "--cluster", "cpu", "--batch", "16", "--json"]) == 0
     printed = capsys.readouterr()
     rows = json.loads(printed.out)
-    assert rows[0]["name"] == "found" and len(rows) >= 3 and "against found" in printed.err
+    assert rows[0]["name"] == "found" and len(rows) >= 3
+    (header,) = [line for line in printed.err.splitlines() if "against found" in line]
+    assert header.index("work") < header.index("against found") < header.index("step"), "what is proven comes first"
     assert all(row["objective_seconds"] >= rows[0]["objective_seconds"] * (1 - 1e-9) for row in rows if row["fits"])
 
 
@@ -190,7 +235,26 @@ def test_verify_a_model(capsys):
     assert run(["verify", "tiny-mlp", "--mesh", "3"]) == 0
     assert "on mesh(x=3)" in capsys.readouterr().out
     assert run(["verify", "mlp", "--mesh", "2,2", "--scaled", "--inference"]) == 0
-    assert "values equal the unsharded run" in capsys.readouterr().out
+    assert "plan: scaled mlp on mesh(x=2, y=2): 1 value equals the unsharded run" in capsys.readouterr().out
+
+
+def test_verify_shows_the_name_that_was_given(capsys):
+    sizes = "layers=1,heads=2,hidden=16,vocabulary=61,positions=12"
+    assert run(["verify", "gpt2", "--mesh", "2", "--size", sizes]) == 0
+    assert capsys.readouterr().out.startswith("plan: gpt2 on mesh(x=2): ")
+    assert run(["verify", "mlp", "--mesh", "2", "--scaled", "--size", "widths=8x6x4"]) == 0
+    assert capsys.readouterr().out.startswith("plan: scaled mlp on mesh(x=2): ")
+
+
+def test_verify_says_when_nothing_is_split(plan_file, capsys):
+    assert run(["verify", "tiny-mlp", "--mesh", "2,2", "--pin", "*=B, B", "--random", "1", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [item["split"] for item in json.loads(printed.out)["plans"]] == [False, True]
+    words = " ".join(printed.err.split())
+    assert words.count("Nothing is split: every rank holds every tensor whole and does the same work") == 1
+    assert "verification is trivial" in words
+    assert run(["verify", "mlp", "--mesh", "2,2", "--scaled"]) == 0
+    assert "Nothing is split" not in capsys.readouterr().out
 
 
 def test_scaled_plans_are_sharded(capsys):
@@ -269,9 +333,13 @@ BAD = {
     "no model": (["plan", "--cluster", "cpu"], "Missing argument 'MODEL'"),
     "no cluster": (["plan", "gpt2"], "Missing option '--cluster'"),
     "unknown model": (["plan", "gpt22", "--cluster", "cpu"], "did you mean gpt2"),
+    "unknown tiny model": (["plan", "tiny-mpl", "--cluster", "cpu"], "did you mean tiny-mlp? Known are mlp, "),
     "unknown option": ([*TINY, "--meshes", "2"], "--mesh"),
     "missing cluster file": (["plan", "gpt2", "--cluster", "missing.yaml"], "missing.yaml"),
-    "unknown key in the cluster file": (["plan", "gpt2", "--cluster", "bad.yaml"], "bad.yaml:2: unknown key 'nodez'"),
+    "unknown key in the cluster file": (
+        ["plan", "gpt2", "--cluster", "bad.yaml"],
+        "bad.yaml:2: unknown key 'nodez' in the cluster; did you mean nodes? Known are ",
+    ),
     "missing plan file": (["report", "missing.json"], "missing.json"),
     "missing plan to verify": (["verify", "missing.json"], "missing.json"),
     "missing plan to run": (["run", "missing.json"], "missing.json"),
@@ -284,6 +352,7 @@ BAD = {
     "mesh that is none": ([*TINY, "--mesh", "2,a"], "'2,a' is not a mesh"),
     "wrong axis in a pin": ([*TINY, "--mesh", "2,2", "--pin", "layers.0.weight=S(5), B"], "splits dimension 5"),
     "pin of nothing": ([*TINY, "--mesh", "4", "--pin", "layers.*.weigt=B"], "near names: layers."),
+    "pin of nothing like it": ([*TINY, "--mesh", "4", "--pin", "zzz=B"], "`sbp models tiny-mlp --values` lists them."),
     "pin without a layout": ([*TINY, "--pin", "x"], "is not GLOB=LAYOUT"),
     "pin that is no layout": ([*TINY, "--mesh", "4", "--pin", "x=Q"], "'Q' is not an SBP"),
     "pin of too few axes": ([*TINY, "--mesh", "2,2", "--pin", "x=S(0)"], "one SBP per mesh axis"),

@@ -42,6 +42,14 @@ def test_collectives(size):
     assert len({count for _, count in found}) == 1 and int(found[0][1]) > 60
 
 
+@pytest.mark.parametrize(("size", "limit"), [(2, 5), (4, 1000)])
+def test_r136_r137_arrays_larger_than_one_message(size, limit):
+    """With so many elements per call in place of 2**31 - 1, everything is the same."""
+    finished = run("mpi_program.py", size, "limit", str(limit))
+    assert finished.returncode == 0, finished.stderr
+    assert len(re.findall(rf"rank (\d) of {size} passed", finished.stdout)) == size
+
+
 def test_an_error_on_one_rank_ends_all():
     finished = run("mpi_program.py", 2, "fail")
     assert finished.returncode != 0

@@ -135,6 +135,18 @@ def best_of_problem(problem) -> float:
     return best[0]
 
 
+def test_encoding_inverts_decoding():
+    """Decisions of the optimum are encoded to a choice of the same cost; the best plan by enumeration, too."""
+    for seed in range(40):
+        graph, costs, boxing, strategies = prepared(seed, Mesh((2,)), 5)
+        formulation = formulate(strategies)
+        assignment = solve(formulation.problem, Limits(60.0, 1))
+        for decisions in (formulation.decode(assignment.choice), best_by_enumeration(strategies)[1]):
+            choice = formulation.encode(decisions)
+            assert choice is not None, seed
+            assert evaluate(formulation.problem, choice).cost == pytest.approx(assignment.objective, rel=1e-9), seed
+
+
 def test_problem_memory_never_exceeds_the_plan():
     """The bound needs this: what the problem counts at any node is there in the finished plan too."""
     for seed in range(30):

@@ -6,36 +6,42 @@
 import os
 
 import pytest
-from random_programs import MESHES, operators, random_mesh, random_plan, random_program
+from random_programs import operators, random_mesh, random_plan, random_program, wrong_values
 
 from sbp.cuda.numpy_backend import NumpyBackend
 from sbp.mesh import Mesh
+from sbp.operator import REGISTRY, _bind
 from sbp.planner.physical import Box
 from sbp.runtime.verify import verify
 
 COUNT = int(os.environ.get("SBP_FUZZ", "100"))
-FOUND: dict[int, str] = {}  # seed -> what was wrong
+FOUND = {  # seed -> what was wrong
+    594: "the test: an angle of zeros, which jumps with their signs",
+    1307: "the test: a gradient that is zero but for rounding, and the only one there is to compare it with",
+}
 
 
 @pytest.mark.parametrize("seed", [*range(COUNT), *(seed for seed in FOUND if seed >= COUNT)])
 def test_sharded_equals_unsharded(seed):
-    program, mesh = random_program(seed), random_mesh(seed)
-    verify(program.graph, random_plan(program, mesh, seed), feeds=program.feeds).raise_if_wrong()
+    program = random_program(seed)
+    mesh = random_mesh(program)
+    wrong = wrong_values(program, mesh, seed)
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 def test_programs_reach_what_they_should():
     """Sizes, backward passes, updates, meshes of every rank; in the first hundred nearly every operator."""
-    programs = [random_program(seed) for seed in range(60)]
+    programs = [random_program(seed) for seed in range(100)]
     assert min(len(program.operators) for program in programs) >= 5
-    assert sum(any(node.phase == "backward" for node in program.graph.nodes) for program in programs) > 50
-    assert sum(bool(program.graph.updates) for program in programs) > 20
+    assert sum(any(node.phase == "backward" for node in program.graph.nodes) for program in programs) > 90
+    assert sum(bool(program.graph.updates) for program in programs) > 40
     used = {name for program in programs for name in program.operators}
     assert len(used) > 0.8 * len(operators())
-    assert {len(shape) for shape in MESHES} == {1, 2, 3}
+    assert {random_mesh(program).ndim for program in programs} == {1, 2, 3}
     kinds = {
         operation.kind
         for seed in range(8)
-        for operation in random_plan(programs[seed], random_mesh(seed), seed).operations
+        for operation in random_plan(programs[seed], random_mesh(programs[seed]), seed).operations
         if isinstance(operation, Box)
     }
     assert kinds == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "fill", "pad"}
@@ -65,3 +71,19 @@ def test_a_wrong_kernel_is_noticed():
     plan = random_plan(program, Mesh((3,)), 2)
     assert verify(program.graph, plan, feeds=program.feeds)
     assert not verify(program.graph, plan, feeds=program.feeds, backend=OffByAPart("sum"))
+
+
+def test_a_wrong_rule_is_noticed(monkeypatch):
+    """If sums passed a sigmoid, some of these programs would compute something else."""
+    sigmoid = REGISTRY["sigmoid"]
+    monkeypatch.setattr(sigmoid, "_passing", ("all", *sigmoid._passing[1:]))
+    _bind.cache_clear()
+    try:
+        verdicts = []
+        for seed in (38, 43, 126, 135):
+            program = random_program(seed)
+            plan = random_plan(program, random_mesh(program), seed)
+            verdicts.append(verify(program.graph, plan, feeds=program.feeds).passed)
+    finally:
+        _bind.cache_clear()
+    assert verdicts.count(False) >= 2

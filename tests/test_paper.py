@@ -25,7 +25,7 @@ from sbp.planner.cost import AnalyticCostModel
 from sbp.planner.decisions import random_decisions
 from sbp.planner.lowering import lower
 from sbp.planner.physical import COLLECTIVES, LOCAL_STEPS
-from sbp.planner.solver import Status, pipeline, scale
+from sbp.planner.solver import Status, scale, state
 from sbp.planner.strategies import LEAST_FILL
 from sbp.planner.timing import COMPUTE, predict_timeline
 from sbp.rule import bind, parse_rule
@@ -103,7 +103,7 @@ VALUES = {
     "most kept": lambda: str(formulation.MOST_KEPT),
     "agreement": lambda: power(search._AGREEMENT),
     "rounds": lambda: str(search._MEMORY_ROUNDS),
-    "gap tolerance": lambda: power(pipeline.GAP_TOLERANCE),
+    "gap tolerance": lambda: power(state.GAP_TOLERANCE),
     "sum exponent": lambda: f"{math.log2(scale._LARGEST_SUM):g}",
     "tolerance": lambda: power(verify.verify.__kwdefaults__["rtol"]),
     "floor": lambda: f"{verify.FLOOR:g}",

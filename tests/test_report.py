@@ -25,7 +25,8 @@ from sbp.report import figures, html, text
 from sbp.report.layouts import layout_rows
 from sbp.report.naming import grouped_names
 from sbp.report.summary import summarize, to_json
-from sbp.report.units import bytes_text, count_text, seconds_text, share_text
+from sbp.report.tables import table
+from sbp.report.units import bytes_text, count_text, counted, seconds_text, share_text
 from sbp.rule import Signature
 
 
@@ -63,6 +64,8 @@ def summary(plan):
 @pytest.mark.parametrize(
     ("function", "value", "expected"),
     [
+        (lambda number: counted(number, "node"), 1, "1 node"),
+        (lambda number: counted(number, "node"), 1234, "1,234 nodes"),
         (seconds_text, 1.2345, "1.23 s"),
         (seconds_text, 0.0123456, "12.3 ms"),
         (seconds_text, 0.99996, "1.00 s"),
@@ -268,6 +271,86 @@ def test_headline_says_what_is_proven(status, word):
     assert word in text.proven(summarize(replace(plan, status=status, lower_bound_seconds=bound)))
 
 
+def test_headline_says_when_nothing_is_split():
+    whole, split = hand_plan("B", "B"), hand_plan("S(0)", "S(1)")
+    for show in (str, lambda plan: " ".join(Checker(plan._repr_html_()).words)):
+        assert "nothing is split: every rank holds every tensor whole and does the same work" in show(whole)
+        assert "nothing is split" not in show(split)
+    assert not summarize(whole).split and summarize(split).split
+
+
+MESHES = {
+    "optimal": ((9.0, 9.0, "optimal"), "none of the 2 meshes tried"),
+    "outbid": ((None, 9.0, "stopped: its lower bound exceeds the best plan"), "none of the 2 meshes tried"),
+    "infeasible": ((None, None, "the limit is 1 GiB per device"), "none of the 2 meshes tried"),
+    "bounded": ((9.0, 8.0, "feasible"), "none of the 2 meshes tried"),
+    "not tried": ((None, None, "not tried: the time limit passed"), "not tried for lack of time: mesh(x=3)"),
+    "late": ((None, None, "no plan was found within the time limit."), "no plan found in time: mesh(x=3)"),
+    "open": ((9.0, 0.0, "feasible"), "stopped with a lower bound below this plan: mesh(x=3)"),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_headline_says_what_is_open_about_other_meshes(name):
+    from dataclasses import replace
+
+    outcome, words = MESHES[name]
+    tried = Tried(Mesh(3), *outcome)
+    plan = random_plan("tiny-mlp", (2,))
+    assert plan.objective_seconds < 1.0
+    own = Tried(plan.mesh, plan.objective_seconds, 0.0, "feasible")
+    plan = replace(plan, tried=(own, tried))
+    assert words in str(plan) and words in plan._repr_html_()
+    assert ("1 of 2 meshes may have a better plan" in str(plan)) == ("none" not in words)
+    assert "meshes" not in text.other_meshes(summarize(replace(plan, tried=(own,))))
+
+
+def test_headline_names_the_model_and_its_sequence():
+    from dataclasses import replace
+
+    from sbp.models import build
+
+    plan = random_plan("tiny-gpt2", (2,))
+    assert plan.model["sequence"] is None
+    assert text.what(summarize(plan)) == "tiny-gpt2: training step, batch 8, sequence 12, mixed precision, AdamW"
+    step = workload(build("tiny-gpt2", layers=1, hidden=8), 2, batch=8)
+    other = replace(plan, graph=step.graph, decisions=random_decisions(step.graph, plan.mesh, 0), model=step.model)
+    assert text.what(summarize(other)).startswith("tiny-gpt2 with layers=1, hidden=8: training step, batch 8, ")
+    again = Plan.from_json(other.to_json())
+    assert text.what(summarize(again)) == text.what(summarize(other))
+    widths = workload(build("tiny-mlp", widths=(4, 4)), 2, batch=8)
+    other = replace(
+        plan, graph=widths.graph, decisions=random_decisions(widths.graph, plan.mesh, 0), model=widths.model
+    )
+    assert text.what(summarize(other)).startswith("tiny-mlp with widths=4x4: training step, batch 8, mixed")
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_tables_leave_columns_out_before_they_break_names(width):
+    from io import StringIO
+
+    from rich.console import Console
+
+    name, kind = "h.{0..11}.mlp.fc.weight", "reduce_scatter"
+    columns = ("value", "!what", "!change", ">time", *(f"?>more {number}" for number in range(8)))
+    row = (name, kind, "(P, S(0)) -> (B, S(0))", "700 us", *("0123456789" for _ in range(8)))
+    buffer = StringIO()
+    Console(file=buffer, width=width).print(table("Title", columns, [row], "note"))
+    printed = buffer.getvalue()
+    assert any(name in line and kind in line and "700 us" in line for line in printed.splitlines())
+    assert max(map(len, printed.splitlines())) <= width
+    shown, named = printed.partition("left out")[::2]
+    left_out = [number for number in range(8) if f"more {number}" in named]
+    assert left_out and left_out == list(range(left_out[0], 8)), "the last ones first"
+    assert shown.count("0123456789") == left_out[0]
+
+
+def test_tables_with_room_keep_all_columns(plan):
+    assert "left out in" not in text.plan_text(plan)
+    printed = text.report_text(random_plan("tiny-mlp", (2,)))
+    assert "left out in" not in printed and "type" in printed
+
+
 def test_an_empty_graph_has_a_report():
     graph = Graph("empty", {"x": Value("x", TensorType((4,), "f32"), "input")}, (), ("x",)).validate()
     mesh = Mesh((2,))
@@ -287,7 +370,23 @@ def test_comparison_in_words(plan):
         Row("tensor parallel", None, False, "no heads"),
     )
     printed = str(Comparison(rows))
+    assert "A shorter step" not in printed
     assert "1.000 x" in printed and "exceeds the memory limit" in printed and "no heads" in printed
+
+
+def test_a_shorter_step_than_the_found_plans_is_said(plan):
+    from dataclasses import replace
+
+    from sbp.planner.baselines import Comparison, Row
+
+    shorter = random_plan()
+    step = plan.cost.step_seconds
+    shorter.__dict__["cost"] = replace(shorter.cost, step_seconds=step / 2)
+    printed = " ".join(str(Comparison((Row("found", plan, True), Row("data parallel", shorter, True)))).split())
+    assert f"A shorter step than the found plan's ({seconds_text(step)}) is predicted for data parallel " in printed
+    assert seconds_text(step / 2) in printed
+    printed = " ".join(str(Comparison((Row("found", plan, True), Row("FSDP", shorter, False)))).split())
+    assert f"FSDP ({seconds_text(step / 2)}, exceeds the memory limit)" in printed
 
 
 # -- HTML ------------------------------------------------------------------------------------------------------------

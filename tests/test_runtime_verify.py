@@ -147,7 +147,8 @@ def test_integers_must_be_equal():
         ([1.0, 2.0], [1.0, 4.0], 0.0, 0.5),
         ([1e-17], [0.0], 1.0, 1e-17),
         ([1e-17], [2e-17], 1e-3, 1e-14),
-        ([numpy.nan, numpy.inf], [numpy.nan, numpy.inf], 0.0, 0.0),
+        ([numpy.inf, 1.0], [numpy.inf, 1.0], 0.0, 0.0),
+            ([numpy.nan], [numpy.nan], 0.0, numpy.inf),  # equal, and proves nothing
         ([numpy.nan, 1.0], [1.0, 1.0], 0.0, numpy.inf),
         ([numpy.inf], [-numpy.inf], 0.0, numpy.inf),
         ([1.0], [1.0, 1.0], 0.0, numpy.inf),

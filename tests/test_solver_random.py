@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sbp.planner.problem import FORBIDDEN_INTEGER, Problem, ProblemBuilder, evaluate
-from sbp.planner.solver import Limits, Status, solve
+from sbp.planner.solver import Limits, Status, min_marginals, solve
 
 
 def random_problem(seed: int) -> tuple[Problem, float | None]:
@@ -93,3 +93,23 @@ def test_equals_enumeration(block):
 def test_equals_enumeration_without(without):
     for seed in range(5000, 5030):
         check(*random_problem(seed), without=without)
+
+
+def check_min_marginals(problem: Problem) -> None:
+    """The best objective with each strategy forced equals what enumeration says."""
+    sizes = np.diff(problem.node_offsets)
+    best = np.full(problem.strategy_count, np.inf)
+    for choice in itertools.product(*map(range, sizes)):
+        outcome = evaluate(problem, choice)
+        if outcome.feasible:
+            chosen = problem.node_offsets[:-1] + np.array(choice)
+            best[chosen] = np.minimum(best[chosen], outcome.cost)
+    found = min_marginals(problem, Limits(time_limit=60.0, threads=1))
+    assert found.exact.all()
+    np.testing.assert_allclose(found.values, best, rtol=0 if problem.is_integer else 1e-9)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_min_marginals(block):
+    for seed in range(block, 60, 4):
+        check_min_marginals(random_problem(seed)[0])

@@ -1,9 +1,9 @@
 """Many more of the random problems and mutated files than `make test` runs.
 
-    python benchmarks/iopddl/correctness.py [--problems 3200] [--files 10000]
+    python benchmarks/iopddl/correctness.py [--problems 3200] [--marginals 3200] [--files 10000]
 
 Problems: status, objective and bound against enumeration, with all stages and with every subset of them left out in
-turn. Files: each is read or refused with a `ProblemError`.
+turn. Min-marginals: each strategy forced, against enumeration. Files: each is read or refused with a `ProblemError`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def load(name: str):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=3200)
+    parser.add_argument("--marginals", type=int, default=3200)
     parser.add_argument("--files", type=int, default=10000)
     arguments = parser.parse_args()
     random_tests, fuzz = load("test_solver_random"), load("test_problem_fuzz")
@@ -47,6 +48,10 @@ def main() -> None:
         f"equal to enumeration, {time.monotonic() - start:.0f} s",
         flush=True,
     )
+    start = time.monotonic()
+    for seed in range(arguments.marginals):
+        random_tests.check_min_marginals(random_tests.random_problem(1_000_000 + seed)[0])
+    print(f"{arguments.marginals} problems: min-marginals equal to enumeration, {time.monotonic() - start:.0f} s", flush=True)
     start = time.monotonic()
     random = np.random.default_rng(2)
     outcomes = [fuzz.outcome(fuzz.mutated(random)) for _ in range(arguments.files)]

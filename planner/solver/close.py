@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +74,8 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
         state.declare_infeasible("memory")
         return
     state.raise_bound(costs.bound, "dual")
+    if not state.closed:
+        state.offer_start()
     if state.closed or "ilp" in without:
         return
     if "probe" in without:
@@ -340,7 +343,7 @@ def _integer_program(
     """
     if cutoff is None and state.upper is not None:
         cutoff = state.upper - 1
-    options = {"threads": state.limits.threads, "seed": state.limits.seed, "cutoff": cutoff, "reduced": costs}
+    options: dict[str, Any] = {"threads": state.limits.threads, "seed": state.limits.seed, "cutoff": cutoff, "reduced": costs}
     with state.stage("ilp"):
         if reduction.core.strategy_count <= IN_PROCESS:
             result = solve_ilp(reduction.core, seconds, **options)

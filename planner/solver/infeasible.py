@@ -30,7 +30,7 @@ class Shortage:
     time : int or None
         When that peak occurs.
     users : tuple of (node, strategy, bytes)
-        The largest users at that time, in the choice with the smallest peak.
+        The users at that time, in the choice with the smallest peak, the largest first.
     """
 
     smallest_peak: int | None
@@ -50,7 +50,7 @@ class Shortage:
         how = "is" if self.exact else f"found is (none is below {self.proven_above + 1:,} bytes)"
         names = ", ".join(
             f"{problem.node_name(node)} ({problem.strategy_name(node, strategy)}) {amount:,}"
-            for node, strategy, amount in self.users
+            for node, strategy, amount in self.users[:LARGEST_USERS]
         )
         return (
             f"memory: the limit is {limit:,} bytes, the smallest reachable peak {how} {self.smallest_peak:,} bytes, "
@@ -181,5 +181,5 @@ def _users(problem: Problem, choice: np.ndarray, time: int) -> tuple[tuple[int, 
     for piece in live.tolist():
         node = int(problem.piece_nodes[piece])
         amounts[node] = amounts.get(node, 0) + int(problem.piece_usages[problem.piece_offsets[piece] + choice[node]])
-    largest = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))[:LARGEST_USERS]
+    largest = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))
     return tuple((node, int(choice[node]), amount) for node, amount in largest if amount)

@@ -13,7 +13,7 @@ from sbp.planner.solver.core import Reduction, reduced
 from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.infeasible import shortage
 from sbp.planner.solver.reducer import SWITCH_ALL
-from sbp.planner.solver.result import Assignment, Clock, Limits, Progress
+from sbp.planner.solver.result import Assignment, Clock, Limits, Progress, Start
 from sbp.planner.solver.scale import scaled
 from sbp.planner.solver.state import State
 
@@ -29,6 +29,7 @@ def solve(
     without: tuple[str, ...] = (),
     progress: Progress | None = None,
     explain: bool = True,
+    start: Start | None = None,
 ) -> Assignment:
     """Solve a layout problem.
 
@@ -41,6 +42,8 @@ def solve(
         Stages to leave out. The result is then weaker, never wrong.
     progress : callable
         Called with (incumbent, lower bound, stage) whenever one of them improves.
+    start : callable
+        Gives a choice to start from (or None), feasible or not; called once, if the bound alone does not settle it.
     explain : bool
         When infeasible, find out how much memory is missing and who uses it (takes part of the time that is left).
 
@@ -51,7 +54,7 @@ def solve(
     """
     limits = limits or Limits()
     clock = Clock(limits.time_limit)
-    state = State(problem, scaled(problem), clock, limits, progress)
+    state = State(problem, scaled(problem), clock, limits, progress, start)
     try:
         _stages(state, without)
     except KeyboardInterrupt:

@@ -46,7 +46,7 @@ def tightened(
     prices: np.ndarray | None = None,
     seed: int = 0,
     switches: int = SWITCH_ALL,
-    on_label: Callable[[Reduction, np.ndarray], None] | None = None,
+    on_label: Callable[[Reduction, np.ndarray], object] | None = None,
 ) -> Tightened:
     """Rounds of bound, fix and reduce below `cutoff` on a copy of `base`.
 

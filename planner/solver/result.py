@@ -83,13 +83,19 @@ class Assignment:
 class Solver(Protocol):
     """What a solver must offer to be compared with the others."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called in tables."""
 
     def solve(self, problem: Problem, limits: Limits) -> Assignment: ...
 
 
 Progress = Callable[[int | float, int | float, str], None]
 """Called with incumbent, lower bound and the stage that found them."""
+
+
+Start = Callable[[], "np.ndarray | None"]
+"""Gives a choice to start from; called only when the problem turns out to be hard."""
 
 
 class Clock:

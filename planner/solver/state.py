@@ -12,7 +12,7 @@ import numpy as np
 from sbp.planner.problem import Problem, evaluate
 from sbp.planner.solver.core import Reduction
 from sbp.planner.solver.reducer import FORBIDDEN_COST
-from sbp.planner.solver.result import Assignment, Clock, Limits, Progress, Status, relative_gap
+from sbp.planner.solver.result import Assignment, Clock, Limits, Progress, Start, Status, relative_gap
 from sbp.planner.solver.scale import IntegerProblem
 from sbp.planner.solver.worker import IlpProcess
 
@@ -24,9 +24,16 @@ class State:
     """Incumbent and bound in the integer problem's units; every choice is checked in integers before it is taken."""
 
     def __init__(
-        self, problem: Problem, integer: IntegerProblem, clock: Clock, limits: Limits, progress: Progress | None
+        self,
+        problem: Problem,
+        integer: IntegerProblem,
+        clock: Clock,
+        limits: Limits,
+        progress: Progress | None,
+        start: Start | None = None,
     ) -> None:
         self.problem, self.integer, self.clock, self.limits, self.progress = problem, integer, clock, limits, progress
+        self.start = start
         self.choice: np.ndarray | None = None
         self.upper: int | None = None
         self.lower: int | None = None
@@ -63,6 +70,15 @@ class State:
         self.statistics["incumbents"].append((round(self.clock.elapsed, 3), integer.to_problem_unit(cost), stage))
         self.report(stage)
         return True
+
+    def offer_start(self) -> None:
+        """Take over the choice that the caller starts from, the first time this is called."""
+        if self.start is not None:
+            start, self.start = self.start, None
+            with self.stage("start"):
+                choice = start()
+                if choice is not None:
+                    self.offer(np.asarray(choice, np.int64), "start")
 
     def offer_core(self, reduction: Reduction, choice: np.ndarray, stage: str) -> bool:
         """Take over a choice of a reduction's core."""

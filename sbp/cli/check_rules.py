@@ -88,7 +88,8 @@ def _import_all(sources: tuple[str, ...]) -> list[str]:
 
 
 def _show(report: Report, reasons: bool, as_json: bool) -> None:
-    from sbp.report.text import table
+    from sbp.report.tables import table
+    from sbp.report.units import counted
 
     rows: list[tuple[str, ...]] = []
     kinds: list[tuple[str, str]] = [("UNSOUND", "unsound"), ("MISSING", "missing")]
@@ -104,7 +105,8 @@ def _show(report: Report, reasons: bool, as_json: bool) -> None:
         console.print(table("Findings", ("!kind", "operator and case", "mesh", "signature", "why"), rows))
     total = report.summary
     console.print(
-        f"{total['operators']} operators, {total['cases']} cases, {total['combinations']} combinations of layouts: "
+        f"{counted(total['operators'], 'operator')}, {counted(total['cases'], 'case')}, "
+        f"{counted(total['combinations'], 'combination')} of layouts: "
         f"{total['admitted']} admitted, {total['unsound']} unsound, {total['missing']} missing, "
         f"{total['missing_with_reason']} left out with a reason"
     )

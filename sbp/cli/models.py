@@ -26,6 +26,7 @@ def models(
     sizes: tuple[str, ...],
     optimizer: str | None,
     precision: str | None,
+    recompute: str,
     inference: bool,
     as_json: bool,
 ) -> None:
@@ -41,10 +42,12 @@ def models(
             raise click.UsageError("these options describe one model; name it.")
         _list(as_json)
         return
+    from sbp.models import size_text
     from sbp.planner.workload import workload
 
     model = options.resolve_model(name, sizes)
-    step = workload(model, 1, batch, seq, not inference, options.optimizer_named(optimizer), precision)
+    again = recompute == "full"
+    step = workload(model, 1, batch, seq, not inference, options.optimizer_named(optimizer), precision, again)
     graph = step.graph
     shown = [graph.values[value] for value in (graph.values if values else graph.sources)]
     if as_json:
@@ -62,8 +65,8 @@ def models(
         )
         return
     from sbp.report.naming import grouped_names, template_of
-    from sbp.report.text import table
-    from sbp.report.units import bytes_text, count_text
+    from sbp.report.tables import table
+    from sbp.report.units import bytes_text, count_text, counted
 
     groups: dict[Any, list[str]] = {}
     for value in shown:
@@ -79,39 +82,40 @@ def models(
         for (_, kind_type, kind), names in groups.items()
     ]
     elements = sum(graph.values[label].type.elements for label in graph.parameters)
-    sizes_text = ", ".join(f"{key} {item}" for key, item in step.model.get("config", {}).items())
+    sizes_text = ", ".join(size_text(key, item) for key, item in step.model.get("config", {}).items())
     console = tables(as_json)
-    console.print(f"{graph.name}: {count_text(elements)} parameters, {len(graph.nodes)} nodes in its step")
+    console.print(f"{graph.name}: {count_text(elements)} parameters, {counted(len(graph.nodes), 'node')} in its step")
     if sizes_text:
         console.print(sizes_text)
     console.print(table("Values", ("!name", "!type", "kind", ">count", ">bytes"), rows))
 
 
 def _list(as_json: bool) -> None:
-    from sbp.models import PRESETS, presets
+    from sbp.models import PRESETS, config_named, names, presets, size_text
 
-    counts = presets()
+    published = presets()
+    found = {name: config_named(name) for name in names()}
+    counts = {name: published.get(name) or config.build().count_parameters() for name, config in found.items()}
     if as_json:
         print_json(
             [
                 {"name": name, "parameters": counts[name], "family": type(config).__name__.removesuffix("Config")}
-                | {"config": asdict(config)}
-                for name, config in PRESETS.items()
+                | {"tiny": name not in PRESETS, "config": asdict(config)}
+                for name, config in found.items()
             ]
         )
         return
-    from sbp.report.text import table
+    from sbp.report.tables import table
     from sbp.report.units import count_text
 
-    rows = []
-    for name, config in PRESETS.items():
-        sizes = ", ".join(f"{key} {_short(value)}" for key, value in asdict(config).items() if value is not None)
-        rows.append((name, type(config).__name__.removesuffix("Config"), count_text(counts[name]), sizes))
-    note = "`--size NAME=VALUE` replaces a size; tiny-NAME are the same families in sizes that run in milliseconds"
-    tables(as_json).print(table("Model presets", ("!preset", "!family", ">parameters", "sizes"), rows, note))
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"{len(value)} of {min(value)} to {max(value)}" if len(value) > 6 else "x".join(map(str, value))
-    return str(value)
+    rows = [
+        (
+            name,
+            type(config).__name__.removesuffix("Config"),
+            count_text(counts[name]),
+            ", ".join(size_text(key, value) for key, value in asdict(config).items() if value is not None),
+        )
+        for name, config in found.items()
+    ]
+    note = "`--size NAME=VALUE` replaces a size; the tiny ones run in milliseconds on ranks in this process"
+    tables(as_json).print(table("Model presets", ("!preset", "?!family", ">parameters", "sizes"), rows, note))

@@ -51,13 +51,16 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Data on stdo
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="No progress and no tables.")
 
 model_options = _together(
-    click.option("--batch", type=click.IntRange(min=1), help="Global batch size; default 8 samples per device."),
+    click.option("--batch", type=click.IntRange(min=1),
+                 help="Global batch size; default 64 samples per device, 8 or fewer of sequences."),
     click.option("--seq", type=click.IntRange(min=1), help="Sequence length; default the model's own."),
     click.option(
         "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="Another size of the preset, such as layers=4."
     ),
     click.option("--optimizer", type=click.Choice(OPTIMIZERS), help="Default adamw."),
     click.option("--precision", type=click.Choice(PRECISIONS), help="Default mixed; bf16 for inference."),
+    click.option("--recompute", type=click.Choice(("auto", "none", "full")), default="auto", show_default=True,
+                 help="Run layers again in the backward phase: all (full), or where nothing fits otherwise (auto)."),
     click.option("--inference", is_flag=True, help="The forward pass only, without targets and optimizer."),
 )
 
@@ -92,6 +95,7 @@ def planning_arguments(
     seq: int | None,
     optimizer: str | None,
     precision: str | None,
+    recompute: str,
     inference: bool,
     mesh: str | None,
     pins: Sequence[str],
@@ -113,6 +117,7 @@ def planning_arguments(
         "training": not inference,
         "optimizer": optimizer_named(optimizer),
         "precision": precision,
+        "recompute": recompute,
         "mesh": None if mesh is None else Mesh.parse(mesh),
         "pins": parse_pins(pins),
         "memory_limit": None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit"),

@@ -33,13 +33,14 @@ TOLERANCE = {"f64": 1e-9, None: 1e-4}
               help="mpi: start under mpirun; nccl: start under torchrun, or with its variables set.")  # fmt: skip
 @click.option("--float64", "double", is_flag=True, help="Compute in float64 in place of the plan's element types.")
 @click.option("--compare", is_flag=True, help="Train unsharded too, and compare the losses step by step.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the initial state and the batches.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the initial state and the batches.")
+@click.option("--force", is_flag=True, help="Run in this process even what is too large for it.")
 @options.json_option
 @options.quiet_option
 @click.pass_context
 def run(
     context: click.Context, plan_file: str, steps: int, text: str | None, backend: str, comm: str, double: bool,
-    compare: bool, seed: int, as_json: bool, quiet: bool,
+    compare: bool, seed: int, force: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Train with a plan: language models on the bytes of a text, all others on random inputs.
 
@@ -61,7 +62,8 @@ def run(
     floating = "f64" if double else None
     with _bar("sharded", steps, quiet or not speaks) as say:
         trained = run_plan(
-            plan, steps, text=text, seed=seed, floating=floating, backend=made, communicator=communicator, progress=say
+            plan, steps, text=text, seed=seed, floating=floating, backend=made, communicator=communicator,
+            progress=say, force=force,
         )
     if communicator is not None:
         communicator.close()

@@ -49,8 +49,9 @@ def verify(
 ) -> None:  # fmt: skip
     """Run one step of a plan sharded, with random inputs in float64, and compare all it makes with the unsharded run.
 
-    WHAT is a plan's file, or a model, which is planned first (on a mesh of its own, given by --mesh, unless a cluster
-    is named). Every output, gradient and next state must agree. Exit code 1 if one does not.
+    PLAN.JSON is what `sbp plan --out` wrote; a MODEL (see `sbp models`, or a graph's JSON file) is planned first, on a
+    mesh of its own, given by --mesh, unless a cluster is named. Every output, gradient and next state must agree;
+    exit code 1 if one does not.
 
     \b
     sbp verify plan.json
@@ -67,17 +68,19 @@ def verify(
             plan = _planned(what, sizes, scaled, given, say)
         results = _verified(plan, scaled and _is_plan(what), given["seed"], random_plans, say)
     if not quiet:
+        from sbp.report.text import NOTHING_SPLIT
+
         console = tables(as_json)
-        for name, result in results:
-            console.print(f"{name}: {result}")
+        for name, result, split in results:
+            console.print(f"{name}: {result}{'' if split else f' Nothing is split: {NOTHING_SPLIT}.'}")
     if as_json:
         print_json(
             {
-                "passed": all(result.passed for _, result in results),
-                "plans": [{"plan": name, **_data(result)} for name, result in results],
+                "passed": all(result.passed for _, result, _ in results),
+                "plans": [{"plan": name, "split": split, **_data(result)} for name, result, split in results],
             }
         )
-    if not all(result.passed for _, result in results):
+    if not all(result.passed for _, result, _ in results):
         context.exit(WRONG)
 
 
@@ -130,15 +133,13 @@ def _planned(
 
 def _scaled(name: str, sizes: tuple[str, ...]) -> Module | Graph:
     """The module of a preset with tiny widths."""
-    from dataclasses import replace
-
-    from sbp.models import config_named
+    from sbp.models import build, called, config_named
 
     if name.endswith(".json") or "/" in name:
         raise click.UsageError("--scaled makes a preset small; the graph of a file has its own sizes.")
     config = config_named(name).scaled()
     try:
-        return (replace(config, **options.parse_sizes(sizes)) if sizes else config).build()
+        return called(build(config, **options.parse_sizes(sizes)), f"scaled {name}")
     except (TypeError, ValueError) as error:
         raise click.UsageError(f"--size {','.join(sizes)} does not fit {name}: {error}.") from None
 
@@ -165,13 +166,15 @@ def _scaled_cluster(cluster: Cluster) -> Cluster:
 
 def _verified(
     plan: Plan, scaled: bool, seed: int, random_plans: int, say: Callable[[str], None] | None
-) -> list[tuple[str, Verification]]:
+) -> list[tuple[str, Verification, bool]]:
+    """Name, comparison, and whether anything is split, of the plan and of random ones."""
+    from sbp.report.summary import is_split
     from sbp.runtime.planned import is_small, verify_plan
     from sbp.runtime.verify import verify as compare_runs
 
     if say:
         say(f"running {plan.graph.name} on {plan.mesh}, sharded and unsharded")
-    results = [("plan", verify_plan(plan, seed, scaled=True if scaled else None))]
+    results = [("plan", verify_plan(plan, seed, scaled=True if scaled else None), is_split(plan.physical))]
     if not random_plans:
         return results
     from sbp.planner.boxing import BoxingTable
@@ -186,7 +189,7 @@ def _verified(
             say(f"running random plan {number + 1} of {random_plans}")
         decisions = random_decisions(graph, plan.mesh, seed + number)
         physical = lower(graph, plan.mesh, decisions, plan.costs, boxing)
-        results.append((f"random plan {number + 1}", compare_runs(graph, physical, seed)))
+        results.append((f"random plan {number + 1}", compare_runs(graph, physical, seed), is_split(physical)))
     return results
 
 

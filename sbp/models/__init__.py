@@ -5,7 +5,18 @@ from sbp.models.dlrm import DLRM, DLRMConfig
 from sbp.models.gpt import GPT, GPTConfig
 from sbp.models.llama import Llama, LlamaConfig
 from sbp.models.mlp import MLP, MLPConfig
-from sbp.models.presets import PRESETS, TINY, build, config_named, presets
+from sbp.models.presets import (
+    PRESETS,
+    TINY,
+    build,
+    called,
+    config_named,
+    is_preset,
+    names,
+    preset_sizes,
+    presets,
+    size_text,
+)
 from sbp.models.resnet import ResNet, ResNetConfig
 from sbp.models.vit import ViT, ViTConfig
 
@@ -27,6 +38,11 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "build",
+    "called",
     "config_named",
+    "is_preset",
+    "names",
+    "preset_sizes",
     "presets",
+    "size_text",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
@@ -65,15 +65,38 @@ TINY: Mapping[str, Config] = MappingProxyType(
 """One tiny configuration per family, for tests and demonstrations: they run in milliseconds on NumPy."""
 
 
+def names() -> tuple[str, ...]:
+    """Every name that stands for a model: published ones, then `tiny-NAME`."""
+    return (*PRESETS, *(f"tiny-{name}" for name in TINY))
+
+
+def is_preset(name: str) -> bool:
+    """Whether the name stands for a model."""
+    return name in names()
+
+
 def config_named(name: str) -> Config:
     """The configuration of a preset (`"gpt2"`), of a tiny one (`"tiny-gpt2"`); unknown names raise `GraphError`."""
     if name in PRESETS:
         return PRESETS[name]
-    if name.startswith("tiny-") and name[5:] in TINY:
-        return TINY[name[5:]]
-    near = get_close_matches(name, PRESETS)
+    if is_preset(name):
+        return TINY[name.removeprefix("tiny-")]
+    near = get_close_matches(name, names())
     hint = f"did you mean {near[0]}? Known" if near else "known"
-    raise GraphError(f"there is no model {name!r}; {hint} are {', '.join(PRESETS)}.")
+    raise GraphError(f"there is no model {name!r}; {hint} are {', '.join(names())}.")
+
+
+def preset_sizes(name: str) -> dict[str, Any]:
+    """Size -> value of a preset's configuration, the names that `build` and `--size` replace."""
+    return asdict(config_named(name))
+
+
+def size_text(name: str, value: Any) -> str:
+    """`layers=12`, `widths=8x16x4` as `--size` reads them; long tuples are summed up: `tables=26x(3..10131227)`."""
+    if isinstance(value, (tuple, list)):
+        long = len(value) > 6
+        return f"{name}={len(value)}x({min(value)}..{max(value)})" if long else f"{name}={'x'.join(map(str, value))}"
+    return f"{name}={value}"
 
 
 def build(model: str | Config, **overrides: Any) -> Module:
@@ -92,7 +115,14 @@ def build(model: str | Config, **overrides: Any) -> Module:
     unknown = [key for key in overrides if key not in known]
     if unknown:
         raise GraphError(f"{type(config).__name__} has no size {', '.join(unknown)}; it has {', '.join(known)}.")
-    return replace(config, **overrides).build()
+    module: Module = replace(config, **overrides).build()
+    return called(module, model) if isinstance(model, str) else module
+
+
+def called(module: Module, name: str) -> Module:
+    """The module, which plans and reports call so in place of its class."""
+    module._preset = name
+    return module
 
 
 @lru_cache(maxsize=1)

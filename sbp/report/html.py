@@ -12,7 +12,7 @@ from sbp.report import text
 from sbp.report.colours import COLLECTIVES, KINDS, PHASES, sbp_colour
 from sbp.report.naming import grouped_names, template_of
 from sbp.report.summary import Summary, summarize
-from sbp.report.units import bytes_text, count_text, seconds_text, share_text
+from sbp.report.units import bytes_text, count_text, counted, seconds_text, share_text
 
 if TYPE_CHECKING:
     from sbp.graph import Graph
@@ -45,12 +45,12 @@ def plan_html(plan: Plan) -> str:
     summary = summarize(plan)
     parts = [
         f"<strong>{escape(text.what(summary))}</strong><br>on {escape(summary.cluster)}, {escape(summary.mesh)}<br>"
-        f"{escape(text.proven(summary))}",
+        f"{'<br>'.join(map(escape, text.findings(summary)))}",
         _step_bar(summary),
         _memory_bar(summary),
         _fold(f"Layouts of {len(plan.graph.sources)} inputs and state values", _layout_rows(summary), opened=True),
         _fold(f"Most expensive operators of {len(plan.graph.nodes)}", _operator_rows(summary)),
-        _fold(f"Most expensive boxing of {len(plan.boxing)} steps", _boxing_rows(summary)),
+        _fold(f"Most expensive boxing of {counted(len(plan.boxing), 'step')}", _boxing_rows(summary)),
     ]
     if len(summary.tried) > 1:
         rows = [
@@ -68,8 +68,8 @@ def graph_html(graph: Graph) -> str:
     counts = ", ".join(f"{count} {phase}" for phase, count in phases.items()) or "none"
     elements = sum(graph.values[name].type.elements for name in graph.parameters)
     heads = [
-        f"<strong>graph {escape(graph.name)}</strong><br>{len(graph.nodes)} nodes ({escape(counts)}), "
-        f"{len(graph.parameters)} parameters of {count_text(elements)} elements together"
+        f"<strong>graph {escape(graph.name)}</strong><br>{counted(len(graph.nodes), 'node')} ({escape(counts)}), "
+        f"{counted(len(graph.parameters), 'parameter')} of {count_text(elements)} elements together"
     ]
     operators: dict[str, Counter[str]] = {}
     for node in graph.nodes:
@@ -79,7 +79,7 @@ def graph_html(graph: Graph) -> str:
         for op, found in sorted(operators.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     ]
     columns = ("operator", ">nodes", *(f">{phase}" for phase in phases))
-    heads.append(_fold(f"{len(operators)} operators", _table(columns, rows[:_ROWS], len(rows)), opened=True))
+    heads.append(_fold(counted(len(operators), "operator"), _table(columns, rows[:_ROWS], len(rows)), opened=True))
     groups: dict[tuple, list[str]] = {}
     for name in graph.sources:
         value = graph.values[name]
@@ -90,9 +90,9 @@ def graph_html(graph: Graph) -> str:
         for (_, kind_type, kind), names in groups.items()
     ]
     columns = ("name", "type", "kind", ">count", ">bytes")
-    heads.append(_fold(f"{len(graph.sources)} sources", _table(columns, sources[:_ROWS], len(sources))))
+    heads.append(_fold(counted(len(graph.sources), "source"), _table(columns, sources[:_ROWS], len(sources))))
     outputs = ", ".join(_code(str(graph.values[name])) for name in graph.outputs)
-    heads.append(f"outputs: {outputs}; {len(graph.updates)} state values are updated")
+    heads.append(f"outputs: {outputs}; {counted(len(graph.updates), 'state value')} updated")
     return _page(heads)
 
 
@@ -116,7 +116,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], whole: int | N
     body = "".join(
         "<tr>" + "".join(f"<td{mark}>{cell}</td>" for cell, mark in zip(row, marks)) + "</tr>" for row in rows
     )
-    left_out = "" if whole is None or whole <= len(rows) else f"<em>and {whole - len(rows)} rows more</em>"
+    left_out = "" if whole is None or whole <= len(rows) else f"<em>and {counted(whole - len(rows), 'row')} more</em>"
     return f"<table><tr>{head}</tr>{body}</table>{left_out}"
 
 

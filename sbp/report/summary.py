@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sbp.layout import broadcast_layout
+from sbp.layout import Broadcast, broadcast_layout
 from sbp.operator import REGISTRY
-from sbp.planner.physical import COLLECTIVES, Box, Compute
+from sbp.planner.physical import COLLECTIVES, Box, Compute, PhysicalPlan
 from sbp.report.layouts import LayoutRow, layout_rows
 from sbp.report.naming import grouped_names, template_of
 from sbp.rule import Signature
@@ -64,6 +64,12 @@ class Summary:
 
     Attributes
     ----------
+    sizes
+        `layers=2`: sizes in which the model differs from the preset it is named after.
+    sequence
+        Length of the sequences, where the model reads tokens.
+    split
+        Whether any tensor is split or held in parts anywhere.
     utilisation
         Time in which devices at their peak would do what each rank does, over the step's time.
     model_utilisation
@@ -78,6 +84,9 @@ class Summary:
     cluster: str
     mesh: str
     model: Mapping[str, Any]
+    sizes: tuple[str, ...]
+    sequence: int | None
+    split: bool
     status: str
     reason: str
     objective_seconds: float
@@ -110,6 +119,9 @@ def summarize(plan: Plan) -> Summary:
         cluster=str(plan.cluster),
         mesh=str(plan.mesh),
         model=plan.model,
+        sizes=_other_sizes(plan.model),
+        sequence=_sequence(plan),
+        split=is_split(plan.physical),
         status=plan.status.value,
         reason=plan.reason,
         objective_seconds=cost.objective_seconds,
@@ -215,6 +227,29 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "tried": [dict(item) for item in summary.tried],
         "pins": dict(summary.pins),
     }
+
+
+def is_split(physical: PhysicalPlan) -> bool:
+    """Whether some register holds anything but the whole tensor on every rank."""
+    return any(not isinstance(sbp, Broadcast) for register in physical.registers for sbp in register.layout)
+
+
+def _sequence(plan: Plan) -> int | None:
+    """From the graph, which knows the model's own length where none was asked for."""
+    tokens = plan.graph.values.get("tokens")
+    asked = plan.model.get("sequence") if plan.model else None
+    return tokens.shape[1] if tokens is not None and tokens.kind == "input" and len(tokens.shape) == 2 else asked
+
+
+def _other_sizes(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """A plan file has lists where the preset has tuples."""
+    from sbp.models import is_preset, preset_sizes, size_text
+
+    name = model.get("name", "")
+    if not is_preset(name):
+        return ()
+    own = {key: tuple(size) if isinstance(size, list) else size for key, size in model.get("config", {}).items()}
+    return tuple(size_text(key, own[key]) for key, size in preset_sizes(name).items() if own.get(key, size) != size)
 
 
 def _ideal_seconds(plan: Plan) -> tuple[float, float]:

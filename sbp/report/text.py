@@ -7,7 +7,8 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from sbp.report.summary import Summary, summarize
-from sbp.report.units import bytes_text, count_text, seconds_text, share_text
+from sbp.report.tables import table
+from sbp.report.units import bytes_text, count_text, counted, seconds_text, share_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -20,6 +21,9 @@ WIDTH = 140
 
 _BAR = 24
 
+_SAME = 1e-9
+"""Relative difference below which two predicted times are the same."""
+
 
 def console_for(file: Any = None) -> Console:
     """A rich console that prints names as they are, and does not cut tables to 80 columns where no terminal is."""
@@ -30,24 +34,6 @@ def console_for(file: Any = None) -> Console:
     file = sys.stdout if file is None else file
     width = None if hasattr(file, "isatty") and file.isatty() else WIDTH
     return Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> RenderableType:
-    """A title, a table and a note; columns that start with `>` are right-aligned, these and those with `!` unbroken."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in columns:
-        mark = name[:1] if name[:1] in (">", "!") else ""
-        made.add_column(
-            Text(name[len(mark) :]), justify="right" if mark == ">" else "left", no_wrap=bool(mark), overflow="fold"
-        )
-    for row in rows:
-        made.add_row(*map(Text, row))
-    return Group(Text(title, style="bold"), made, *([Text(note, style="dim")] if note else []), Text(""))
 
 
 def plan_text(plan: Plan) -> str:
@@ -86,7 +72,21 @@ def report_parts(plan: Plan, top: int = 12) -> list[Any]:
 
 def headline(summary: Summary) -> list[str]:
     """What was planned, and what is proven about it."""
-    return [what(summary), f"on {summary.cluster}, {summary.mesh}", proven(summary), ""]
+    return [what(summary), f"on {summary.cluster}, {summary.mesh}", *findings(summary), ""]
+
+
+def findings(summary: Summary) -> list[str]:
+    """What is proven, what came of the other meshes, and whether anything is split, a sentence each."""
+    return [sentence for sentence in (proven(summary), other_meshes(summary), whole(summary)) if sentence]
+
+
+def whole(summary: Summary) -> str:
+    """A plan in which nothing is split says so: it is legal, and mostly a sign that the model is tiny."""
+    return "" if summary.split else f"nothing is split: {NOTHING_SPLIT}"
+
+
+NOTHING_SPLIT = "every rank holds every tensor whole and does the same work; verification is trivial"
+"""What is said of a plan whose layouts are all B."""
 
 
 def what(summary: Summary) -> str:
@@ -95,13 +95,16 @@ def what(summary: Summary) -> str:
     if not model:
         return summary.title
     words = ["training step" if model.get("training") else "inference", f"batch {model.get('batch')}"]
-    if model.get("sequence"):
-        words.append(f"sequence {model['sequence']}")
+    if summary.sequence is not None:
+        words.append(f"sequence {summary.sequence}")
     words.append(f"{model.get('precision')} precision")
+    if model.get("recompute"):
+        words.append("recompute")
     optimizer = model.get("optimizer")
     if model.get("training"):
         words.append("AdamW" if not optimizer else str(optimizer.get("kind", "an optimizer of its own")))
-    return f"{model.get('name', summary.title)}: {', '.join(words)}"
+    sizes = f" with {', '.join(summary.sizes)}" if summary.sizes else ""
+    return f"{model.get('name', summary.title)}{sizes}: {', '.join(words)}"
 
 
 def proven(summary: Summary) -> str:
@@ -115,6 +118,34 @@ def proven(summary: Summary) -> str:
     return (
         f"{summary.status}: {objective} of work, no plan on this mesh takes less than {bound} (gap {summary.gap:.2%})"
     )
+
+
+def other_meshes(summary: Summary) -> str:
+    """What the search settled about the other meshes: whether one of them may have a better plan, and which."""
+    if len(summary.tried) < 2:
+        return ""
+    open_ones = unsettled(summary)
+    if open_ones:
+        named = "; ".join(f"{reason}: {', '.join(meshes)}" for reason, meshes in open_ones.items())
+        count = sum(map(len, open_ones.values()))
+        return f"but {count} of {len(summary.tried)} meshes may have a better plan ({named}); more time settles it"
+    return f"none of the {len(summary.tried)} meshes tried has a better plan"
+
+
+def unsettled(summary: Summary) -> dict[str, list[str]]:
+    """Why -> meshes of which it is not proven that they have no better plan than this one."""
+    found: dict[str, list[str]] = {}
+    for item in summary.tried:
+        bound, outcome = item["lower_bound_seconds"], item["outcome"]
+        if item["mesh"] == summary.mesh or outcome == "optimal":
+            continue
+        if outcome.startswith("not tried"):
+            found.setdefault("not tried for lack of time", []).append(item["mesh"])
+        elif bound is None and "time limit" in outcome:
+            found.setdefault("no plan found in time", []).append(item["mesh"])
+        elif bound is not None and bound < summary.objective_seconds:
+            found.setdefault("stopped with a lower bound below this plan", []).append(item["mesh"])
+    return found
 
 
 def time_table(summary: Summary) -> RenderableType:
@@ -165,7 +196,7 @@ def layout_table(summary: Summary, limit: int | None) -> RenderableType:
     rows = summary.layouts if limit is None else summary.layouts[:limit]
     return table(
         f"Layouts on {summary.mesh}",
-        ("!name", "!type", "!stored", "used forward", "used backward", "optimizer state", ">per device"),
+        ("name", "?!type", "!stored", "used forward", "used backward", "optimizer state", "?>per device"),
         [
             (row.names, row.type, row.stored, _layouts(row.forward, row.stored), _layouts(row.backward, row.stored))
             + (_layouts(row.optimizer, row.stored), bytes_text(row.bytes))
@@ -180,7 +211,7 @@ def _layouts(layouts: Sequence[str], stored: str) -> str:
 
 
 def _more(whole: int, shown: int) -> str:
-    return f"; {whole - shown} rows more in `sbp report`" if whole > shown else ""
+    return f"; {counted(whole - shown, 'row')} more in `sbp report`" if whole > shown else ""
 
 
 def operator_table(summary: Summary, top: int) -> RenderableType:
@@ -188,10 +219,10 @@ def operator_table(summary: Summary, top: int) -> RenderableType:
     shown = summary.operators[:top]
     return table(
         f"Most expensive operators ({len(shown)} of {len(summary.operators)})",
-        ("!module", "!operator", "phase", ">count", ">time", ">of the step", ">FLOP per device"),
+        ("module", "!operator", ">time", ">of the step", "?!phase", "?>count", "?>FLOP per device"),
         [
-            (item.module or "-", item.op, item.phase, str(item.count), seconds_text(item.seconds))
-            + (share_text(item.seconds, summary.step_seconds), count_text(item.flops))
+            (item.module or "-", item.op, seconds_text(item.seconds), share_text(item.seconds, summary.step_seconds))
+            + (item.phase, str(item.count), count_text(item.flops))
             for item in shown
         ],
     )
@@ -202,11 +233,11 @@ def boxing_table(summary: Summary, top: int) -> RenderableType:
     shown = summary.boxing[:top]
     return table(
         f"Most expensive boxing ({len(shown)} of {len(summary.boxing)})",
-        ("value", "!what", "axis", "!change", "phase", ">count", ">bytes", ">time", ">of the step"),
+        ("value", "!what", "!axis", "!change", ">time", "?>of the step", "?>bytes", "?!phase", "?>count", "?!type"),
         [
-            (f"{item.value}: {item.type}", item.kind, item.axis, f"{item.before} -> {item.after}", item.phase)
-            + (str(item.count), bytes_text(item.bytes), seconds_text(item.seconds))
-            + (share_text(item.seconds, summary.step_seconds),)
+            (item.value, item.kind, item.axis, f"{item.before} -> {item.after}", seconds_text(item.seconds))
+            + (share_text(item.seconds, summary.step_seconds), bytes_text(item.bytes), item.phase, str(item.count))
+            + (item.type,)
             for item in shown
         ],
     )
@@ -232,26 +263,42 @@ def comparison_text(comparison: Comparison) -> str:
 
 def comparison_parts(comparison: Comparison) -> list[Any]:
     """What `sbp compare` prints: the found plan first, then every scheme beside it."""
-    found = comparison.found
-    base = found.objective_seconds
+    base = comparison.found.objective_seconds
     rows = []
     for row in comparison.rows:
         if row.plan is None:
             rows.append((row.name, "-", "-", "-", "-", "-", "-", row.reason))
             continue
         plan = row.plan
-        objective = plan.objective_seconds
-        note = "" if row.fits else "exceeds the memory limit"
         rows.append(
-            (row.name, str(plan.mesh), seconds_text(plan.cost.step_seconds), seconds_text(objective))
-            + (
-                f"{objective / base:.3f} x" if base > 0 else "-",
-                bytes_text(plan.memory.peak_bytes),
-                f"{plan.gap:.2%}",
-                note,
-            )
+            (row.name, str(plan.mesh), seconds_text(plan.objective_seconds))
+            + (f"{plan.objective_seconds / base:.3f} x" if base > 0 else "-",)
+            + (f"{plan.gap:.2%}", seconds_text(plan.cost.step_seconds), bytes_text(plan.memory.peak_bytes))
+            + ("" if row.fits else "exceeds the memory limit",)
         )
-    columns = ("!plan", "!mesh", ">step", ">work", ">against found", ">peak memory", ">gap", "note")
-    note = "work is compute and collectives added up, what plans are compared by; step is with collectives overlapped"
-    summary = summarize(found)
-    return [what(summary), f"on {summary.cluster}", "", table("Plans under one cost model", columns, rows, note)]
+    columns = ("!plan", "!mesh", ">work", ">against found", ">gap", ">step", ">peak memory", "note")
+    note = (
+        "work is compute and collectives added up: it is minimised, and proven to within the gap; "
+        "step is predicted with collectives overlapped"
+    )
+    summary = summarize(comparison.found)
+    parts = [what(summary), f"on {summary.cluster}", ""]
+    return [*parts, table("Plans under one cost model", columns, rows, note), *shorter_steps(comparison)]
+
+
+def shorter_steps(comparison: Comparison) -> list[str]:
+    """A paragraph that names the schemes whose predicted step is shorter than the found plan's, if there are any."""
+    own = comparison.found.cost.step_seconds
+    shorter = [
+        f"{row.name} ({seconds_text(row.plan.cost.step_seconds)}{'' if row.fits else ', exceeds the memory limit'})"
+        for row in comparison.rows[1:]
+        if row.plan is not None and row.plan.cost.step_seconds < own * (1 - _SAME)
+    ]
+    if not shorter:
+        return []
+    return [
+        f"A shorter step than the found plan's ({seconds_text(own)}) is predicted for {', '.join(shorter)}, where "
+        "overlap hides more of the collectives. The search minimises the work and does not see overlap; to plan in that way, "
+        "pin that scheme's layouts.",
+        "",
+    ]

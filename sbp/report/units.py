@@ -43,6 +43,11 @@ def count_text(number: float) -> str:
     return f"{number:.0f}"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 node`, `12 nodes`, `1,234 nodes`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def share_text(part: float, whole: float) -> str:
     """`12.3 %`; a dash where there is no whole."""
     return f"{100 * part / whole:.1f} %" if whole > 0 else "-"

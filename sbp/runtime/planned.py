@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sbp.graph import Graph
 from sbp.initial import draw
 from sbp.operator import REGISTRY
 from sbp.planner.plan import Plan
+from sbp.planner.search import gib
 from sbp.planner.workload import scaled_workload
 from sbp.runtime.train import Batch, Progress, Training, train
 from sbp.runtime.verify import Verification, verify
@@ -20,6 +22,11 @@ from sbp.runtime.verify import Verification, verify
 LARGEST_BYTES = 1 << 30
 LARGEST_FLOPS = 5e10
 """A step whose values (in float64) or whose FLOP exceed these is verified on scaled-down shapes."""
+
+
+NUMPY_FLOPS_PER_SECOND = 2e10
+LONGEST_STEP_SECONDS = 120.0
+"""A training step that would take longer than this in one process, at a speed that NumPy reaches, is refused."""
 
 
 def is_small(graph: Graph) -> bool:
@@ -56,8 +63,8 @@ def verify_plan(plan: Plan, seed: int = 0, *, scaled: bool | None = None, **opti
         return verify(plan.graph, plan.physical, seed, **options)
     if not plan.model:
         raise PlanError(
-            f"the plan of {plan.graph.name} is too large to run here, and its graph was not made from a configuration that "
-            "could be scaled down; plan a smaller graph of the same structure and use Plan.on, or pass scaled=False."
+            f"the plan of {plan.graph.name} is too large to run here, and its graph was not made from a configuration "
+            "that could be scaled down; plan a smaller graph of that structure and use Plan.on, or pass scaled=False."
         )
     small = plan.on(scaled_workload(plan.model))
     return verify(small.graph, small.physical, seed, **options)
@@ -92,6 +99,19 @@ def _random_batches(graph: Graph, seed: int) -> Iterable[Batch]:
         step += 1
 
 
+def _check_size(plan: Plan) -> None:
+    """Refuse what ranks in this process cannot do in reasonable time, before it starts."""
+    needed = plan.memory.peak_bytes * plan.mesh.size
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    seconds = plan.cost.flops * plan.mesh.size / NUMPY_FLOPS_PER_SECOND
+    if needed > present or seconds > LONGEST_STEP_SECONDS:
+        raise PlanError(
+            f"one step of {plan.graph.name} on {plan.mesh.size} ranks in this process needs about {gib(needed)} of "
+            f"memory and {seconds:,.0f} s; this machine has {gib(present)}. Plan a smaller model (--size), run it "
+            "on GPUs or several processes (--backend, --comm), verify it scaled down, or insist (--force)."
+        )
+
+
 def run_plan(
     plan: Plan,
     steps: int = 1,
@@ -102,14 +122,22 @@ def run_plan(
     backend: Backend | None = None,
     communicator: Communicator | None = None,
     progress: Progress | None = None,
+    force: bool = False,
     **options: Any,
 ) -> Training:
     """Train for some steps with a plan, on bytes of a text for language models and on random inputs for all others.
 
-    Parameters and errors as for `sbp.runtime.train.train`.
+    Parameters and errors as for `sbp.runtime.train.train`; besides:
+
+    Parameters
+    ----------
+    force
+        Run on NumPy ranks in this process even what would not fit into memory or take minutes a step.
     """
     if not plan.graph.updates:
-        raise PlanError(f"the plan of {plan.graph.name} is for inference and trains nothing; plan a training step to run it.")
+        raise PlanError(f"the plan of {plan.graph.name} is for inference and trains nothing; plan a training step.")
+    if backend is None and communicator is None and not force:
+        _check_size(plan)
     return train(
         plan.graph,
         plan.physical,

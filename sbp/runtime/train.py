@@ -33,6 +33,10 @@ class Training:
     losses: tuple[float, ...]
     state: Mapping[str, numpy.ndarray]
 
+    def __repr__(self) -> str:
+        ends = f", losses {self.losses[0]:.6g} to {self.losses[-1]:.6g}" if self.losses else ""
+        return f"<Training of {len(self.losses)} steps{ends}>"
+
 
 def train(
     graph: Graph,
