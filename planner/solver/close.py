@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from sbp.planner.solver.aside import AnnealProcess
 from sbp.planner.solver.bounds import ascended
 from sbp.planner.solver.core import Reduction
 from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.fixing import ReducedCosts, reduced_costs
 from sbp.planner.solver.ilp import solve_ilp
-from sbp.planner.solver.improve import anneal, neighbourhoods
+from sbp.planner.solver.lns import neighbourhoods
 from sbp.planner.solver.probe import tightened
 from sbp.planner.solver.reducer import SWITCH_ALL
+from sbp.planner.solver.result import Clock
+from sbp.planner.solver.search import Cycle, annealed, annealer_of, descended, repaired
 from sbp.planner.solver.state import State
 
 FIRST_TARGET = 1000
+HEATS = (1.0, 10.0, 100.0)
+"""Of the annealing cycles in this process; the first two also precede the probes of cores that stay large."""
+MOVES = 1000
+"""Moves of these cycles per strategy."""
+PATIENCE = 8.0
+"""Seconds of the first integer program; more when one does not end."""
+STALE = 0.1
+"""Fixing starts over when the incumbent has come down by this part of the gap."""
 FIRST_STEPS = 200
 """Neighbourhoods searched before the first probe, time permitting."""
+OPEN = 3000
+"""With more strategies beyond one per node than this after the first fixing, a core is annealed before it is probed."""
+HOPELESS = 10000
+"""With more than this a proof is far: another process anneals from the start."""
 SMALL = 1500
 """With at most this many strategies beyond one per node, a core goes to the integer program without a probe."""
 IN_PROCESS = 400
@@ -65,27 +81,108 @@ def close(state: State, base: Reduction, without: tuple[str, ...] = (), dual: Du
     if "probe" in without:
         _integer_program(state, base, None, None, state.clock.left)
         return
-    improved = False
+    large = core.strategy_count - core.node_count > SMALL
+    if large and "anneal" not in without:
+        with state.stage("anneal"):
+            _first_choices(state, base, dual, costs)
+        if state.upper is not None and core.strategy_count - core.node_count > HOPELESS and state.limits.threads > 1:
+            _anneal(state, base, costs)
+    gaining = True
+    while not state.closed and not state.clock.expired():
+        if large and state.upper is not None:
+            base, costs, settled = _narrowed(state, base, costs, switches)
+            if settled:
+                return
+            excess = base.core.strategy_count - base.core.node_count
+            if (
+                gaining
+                and excess > OPEN
+                and (excess <= HOPELESS or state.limits.threads == 1)
+                and "anneal" not in without
+            ):
+                before = state.upper
+                with state.stage("anneal"):
+                    _cycles(state, base, costs, HEATS[:2], state.clock.part(0.2))
+                gaining = before - state.upper > STALE * (before - costs.bound)
+                if state.upper < before:
+                    continue
+        improved = False
+        narrowed_at = state.upper
 
-    def improve() -> None:
-        """Once, when a program did not end in time: the closer the incumbent, the smaller the probes."""
-        nonlocal improved
-        if not improved:
-            improved = True
-            _incumbent(state, base, costs, dual, without)
+        def improve(base: Reduction = base, costs: ReducedCosts = costs) -> None:
+            """Once per core, when a program did not end in time: the closer the incumbent, the smaller the probes."""
+            nonlocal improved
+            if not improved:
+                improved = True
+                _incumbent(state, base, costs, without)
 
-    if state.upper is None and core.strategy_count - core.node_count > SMALL:
-        _anneal(state, base, costs, dual, without, 0.02)
-    _probes(state, base, costs, switches, without, improve)
+        def stale(narrowed_at: int | None = narrowed_at) -> bool:
+            """Whether the incumbent has become so much better that fixing should start over with it."""
+            if not large or state.upper is None or state.lower is None or narrowed_at is None:
+                return False
+            return narrowed_at - state.upper > STALE * (narrowed_at - state.lower)
+
+        excess = base.core.strategy_count - base.core.node_count
+        if large and (state.upper is None or excess > HOPELESS):
+            improve()
+        if _probes(state, base, costs, switches, without, improve, stale) or not stale():
+            return
 
 
-def _incumbent(state: State, base: Reduction, costs: ReducedCosts, dual: Dual, without: tuple[str, ...]) -> None:
-    """Lower the incumbent by annealing and by neighbourhoods."""
-    _anneal(state, base, costs, dual, without, 0.1)
+def _first_choices(state: State, base: Reduction, dual: Dual, costs: ReducedCosts) -> None:
+    """The bound's labels, made feasible and descended."""
+    annealer = annealer_of(base.core, state.limits.seed, state.upper)
+    starts = [dual.labels]
+    if np.isfinite(dual.feasible_cost):
+        starts.append(dual.feasible_labels)
+    for labels in starts:
+        found = repaired(annealer, labels, costs.prices, state.clock)
+        if found is not None:
+            found = descended(annealer, found.choice, costs.prices, state.clock) or found
+            state.offer_core(base, found.choice, "anneal")
+
+
+def _narrowed(
+    state: State, base: Reduction, costs: ReducedCosts, switches: int
+) -> tuple[Reduction, ReducedCosts, bool]:
+    """Everything that is at most as costly as the incumbent (which stays in), and whether that settles the problem."""
+    assert state.upper is not None
+    if state.annealing is not None:
+        state.annealing.poll(state)
+    with state.stage("probe"):
+        found = tightened(
+            base,
+            state.upper,
+            state.clock,
+            known=costs,
+            seed=state.limits.seed,
+            switches=switches,
+            on_label=lambda reduction, choice: state.offer_core(reduction, choice, "probe"),
+        )
+    if found.closed:
+        # Not reached while the incumbent is sound: it costs no more than itself.
+        state.raise_bound(state.upper, "probe")
+        return base, costs, True
+    core = found.reduction.core
+    if core.node_count == 0:
+        state.offer_core(found.reduction, np.empty(0, np.int64), "probe")
+        state.raise_bound(core.constant, "probe")
+        return base, costs, True
+    if found.reduced is None:
+        return base, costs, False
+    state.raise_bound(found.reduced.bound, "probe")
+    return found.reduction, found.reduced, False
+
+
+def _incumbent(state: State, base: Reduction, costs: ReducedCosts, without: tuple[str, ...]) -> None:
+    """Lower the incumbent by annealing (in another process where there are two) and by neighbourhoods."""
+    if "anneal" not in without:
+        with state.stage("anneal"):
+            _anneal(state, base, costs)
     if "lns" in without or state.upper is None:
         return
     with state.stage("lns"):
-        clock = state.clock.part(0.1)
+        clock = state.clock.part(0.05)
         search = neighbourhoods(state, base, costs)
         for _ in range(FIRST_STEPS):
             if search is None or clock.expired() or state.closed:
@@ -93,15 +190,37 @@ def _incumbent(state: State, base: Reduction, costs: ReducedCosts, dual: Dual, w
             search.step(clock.left)
 
 
-def _anneal(
-    state: State, base: Reduction, costs: ReducedCosts, dual: Dual, without: tuple[str, ...], share: float
-) -> None:
-    """Anneal from the best label for at most a share of the time that is left, unless the gap is tiny already."""
-    label = dual.feasible_labels if np.isfinite(dual.feasible_cost) else dual.labels
-    gap = None if state.upper is None else (state.upper - costs.bound) / max(abs(state.upper), 1)
-    if "anneal" not in without and (gap is None or gap > 1e-4):
-        with state.stage("anneal"):
-            anneal(state, base, label, costs.prices, costs.bound, share * state.clock.left)
+def _labels(state: State, base: Reduction) -> np.ndarray:
+    """The incumbent's strategies where the core still has them, the first ones elsewhere."""
+    if state.choice is None:
+        return np.zeros(base.core.node_count, np.int32)
+    return np.maximum(base.project_known(state.choice), 0).astype(np.int32)
+
+
+def _anneal(state: State, base: Reduction, costs: ReducedCosts) -> None:
+    if state.limits.threads == 1 or state.upper is None:
+        _cycles(state, base, costs, HEATS, state.clock.part(0.2))
+        return
+    if state.annealing is None:
+        state.annealing = AnnealProcess()
+    state.annealing.poll(state)
+    if state.annealing.fruitless and not state.annealing.running:
+        # From here neighbourhoods are the better use of the second core.
+        return
+    state.annealing.start(base, costs.prices, _labels(state, base), costs.bound, state.upper, state.limits.seed)
+
+
+def _cycles(state: State, base: Reduction, costs: ReducedCosts, heats: tuple[float, ...], clock: Clock) -> None:
+    """Annealing cycles in this process, of so many moves that equal input gives equal choices unless time is short."""
+    core = base.core
+    upper = state.upper if state.upper is not None else core.worst_cost()
+    labels = _labels(state, base)
+    annealer = annealer_of(core, state.limits.seed, upper)
+    for position, heat in enumerate(heats):
+        cycle = Cycle(clock.left / (len(heats) - position), MOVES * core.strategy_count, heat)
+        found = annealed(annealer, labels, costs.prices, float(upper - costs.bound), cycle, clock)
+        if found is not None and state.offer_core(base, found.choice, "anneal"):
+            labels = found.choice
 
 
 def _cutoff(core_size: int, costs: ReducedCosts, target: int, nodes: int) -> int:
@@ -118,6 +237,7 @@ def _probes(
     switches: int,
     without: tuple[str, ...],
     improve: Callable[[], None],
+    stale: Callable[[], bool],
     ceiling: int | None = None,
 ) -> bool:
     """Search everything in `base` that costs at most `ceiling`; True when that is complete.
@@ -127,10 +247,17 @@ def _probes(
     """
     core = base.core
     excess = core.strategy_count - core.node_count
-    patience = 8.0
-    hardest = 0
+    # A core that a better incumbent narrowed is as hard as the one before it.
+    patience = state.patience if ceiling is None else PATIENCE
+    hardest = easiest = 0
     step = _cutoff(core.strategy_count, costs, FIRST_TARGET, core.node_count) - costs.bound
     while not state.closed and not state.clock.expired():
+        if state.annealing is not None:
+            state.annealing.poll(state)
+        if stale():
+            if ceiling is None:
+                state.patience = patience
+            return False
         limit = ceiling
         if state.upper is not None:
             limit = state.upper - 1 if limit is None else min(limit, state.upper - 1)
@@ -178,7 +305,7 @@ def _probes(
         left = small.strategy_count - small.node_count
         start = state.clock.elapsed
         if left > SMALL and left < 0.7 * excess:
-            finished = _probes(state, found.reduction, found.reduced, switches, without, improve, cutoff)
+            finished = _probes(state, found.reduction, found.reduced, switches, without, improve, stale, cutoff)
         else:
             finished = _integer_program(
                 state, found.reduction, cutoff, found.reduced, min(patience, state.clock.left), without
@@ -187,7 +314,10 @@ def _probes(
             state.raise_bound(cutoff + 1, "probe")
             if last:
                 return True
-            step = int(step * (2.0 if state.clock.elapsed - start < 0.3 * patience else 1.2))
+            growth = 2.0 if state.clock.elapsed - start < 0.3 * patience else 1.2
+            # Where a higher cutoff hardly makes the program larger, creeping only solves it again and again.
+            step = int(step * (4.0 if left < 1.03 * easiest else growth))
+            easiest = left
         else:
             improve()
             # A lower cutoff helps only while it makes the program smaller; then only time does.
@@ -220,10 +350,8 @@ def _integer_program(
         else:
             aside = state.fork()
             meanwhile = None
-            if state.limits.threads > 1 and "lns" not in without and state.search is not None:
-                search = state.search
-                search.state = aside
-                meanwhile = search.pass_time
+            if state.limits.threads > 1:
+                meanwhile = _meanwhile(state, aside)
             try:
                 result = state.process.solve(reduction.core, seconds, meanwhile, **options)
             except KeyboardInterrupt:
@@ -232,8 +360,8 @@ def _integer_program(
             finally:
                 if state.search is not None:
                     state.search.state = state
-            if not result.finished:
-                state.adopt(aside, "lns")
+            if not result.finished or state.annealing is not None:
+                state.adopt(aside, "lns" if state.annealing is None else "anneal")
     if result.choice is not None:
         state.offer_core(reduction, result.choice, "ilp")
     elif result.finished and cutoff is None:
@@ -241,3 +369,25 @@ def _integer_program(
         return True
     state.raise_bound(result.lower_bound, "ilp")
     return result.finished
+
+
+def _meanwhile(state: State, aside: State) -> Callable[[float], bool] | None:
+    """What to do while an integer program runs: search neighbourhoods, and hear what the annealing has found."""
+    search = state.search
+    if search is not None:
+        search.state = aside
+    annealing = state.annealing
+    if annealing is None:
+        return None if search is None else search.pass_time
+
+    def work(seconds: float) -> bool:
+        annealing.poll(aside)
+        if search is not None:
+            search.pass_time(seconds)
+        elif annealing.running:
+            annealing.poll(aside, 0.1)
+        else:
+            time.sleep(0.1)
+        return True
+
+    return work

@@ -62,6 +62,9 @@ def solve(
         state.statistics["interrupted"] = True
     finally:
         state.process.kill()
+        if state.annealing is not None:
+            state.annealing.poll(state)
+            state.annealing.kill()
     if explain and state.infeasible_because == "memory" and state.choice is None:
         found = shortage(
             problem, replace(limits, time_limit=max(min(EXPLAIN_SECONDS, clock.left), 0.5)), problem.usage_limit

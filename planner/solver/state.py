@@ -41,7 +41,11 @@ class State:
         self.infeasible_because: str | None = None
         self.process = IlpProcess()
         self.search: Any = None
-        """The neighbourhood search that goes on while integer programs run (see `improve.Neighbourhoods`)."""
+        """The neighbourhood search that goes on while integer programs run (see `lns.Neighbourhoods`)."""
+        self.patience = 8.0
+        """Seconds that the next integer program may take."""
+        self.annealing: Any = None
+        """The annealing that goes on in another process (see `aside.AnnealProcess`)."""
         self.statistics: dict[str, Any] = {"stage_seconds": {}, "incumbents": []}
 
     @contextmanager

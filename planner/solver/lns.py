@@ -1,4 +1,4 @@
-"""Better incumbents: annealing from labels, and large neighbourhoods of the incumbent searched completely."""
+"""Better incumbents: large neighbourhoods of the incumbent, searched completely."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 
-from sbp.planner.solver.anneal import Annealer
 from sbp.planner.solver.core import Core, Reduction, reduced
 from sbp.planner.solver.fixing import ReducedCosts
 from sbp.planner.solver.ilp import solve_ilp
@@ -14,42 +13,19 @@ from sbp.planner.solver.probe import tightened
 from sbp.planner.solver.result import Clock
 from sbp.planner.solver.state import State
 
-ROUNDS = (60, 120, 240)
-"""Sweeps of the annealing runs, each from the best choice so far and half as hot."""
 NEIGHBOURHOOD = 1200
 """Strategies beyond one per node in the first neighbourhoods; grows while they are easy."""
-
-
-def anneal(state: State, base: Reduction, label: np.ndarray, prices: np.ndarray, bound: float, seconds: float) -> None:
-    """Make a label feasible and improve it; what is found is offered to the state."""
-    core = base.core
-    if not core.node_count:
-        return
-    annealer = Annealer(core, 0.7 * prices, state.limits.seed)
-    annealer.start(label)
-    gap = (state.upper if state.upper is not None else core.cost(label)) - bound
-    hot = 3.0 * max(float(gap), 1.0) / core.node_count
-    steepest = float(prices.max(initial=0.0))
-    usage = float(core.piece_usages.max(initial=0))
-    if steepest <= 0:
-        steepest = hot / max(usage, 1.0)
-    clock = Clock(seconds)
-    for rounds in ROUNDS:
-        if clock.expired() or state.clock.expired():
-            break
-        soft = min(steepest, hot / max(usage, 1.0))
-        annealer.run(hot, hot / 50.0, soft, 20.0 * steepest, rounds, min(clock.left, state.clock.left))
-        if annealer.found:
-            state.offer_core(base, annealer.best, "anneal")
-            annealer.start(annealer.best)
-            hot *= 0.5
 
 
 def neighbourhoods(state: State, base: Reduction, costs: ReducedCosts) -> Neighbourhoods | None:
     """The search around the incumbent, over what can be as good; it is kept in the state for later."""
     if state.upper is None:
         return None
-    around = reduced(base).shrink(*costs.beyond(base.core, state.upper), state.clock.expired)
+    around = reduced(base)
+    forbidden, entries = costs.beyond(base.core, state.upper)
+    # Unless the base was not reduced, its copy's core is the same node by node, and fixing applies to it.
+    if len(forbidden) == around.core.strategy_count and len(entries) == len(around.core.table_values):
+        around = around.shrink(forbidden, entries, state.clock.expired)
     if not around.feasible or around.core.node_count == 0:
         return None
     core = around.core
