@@ -1,5 +1,6 @@
 """The README's commands and programs run as they stand there, or in a smaller size that a comment beside them gives."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -23,6 +24,7 @@ class Block:
     text: str
     instead: tuple[str, ...]
     not_run: str
+    file: str
 
     @property
     def commands(self):
@@ -39,7 +41,8 @@ def blocks():
             if line == "```":
                 instead = tuple(c.partition(": ")[2] for c in comments if c.startswith("run instead: "))
                 not_run = next((c.partition(": ")[2] for c in comments if c.startswith("not run: ")), "")
-                found.append(Block(inside[0], inside[1], "\n".join(inside[2]), instead, not_run))
+                file = next((c.partition(": ")[2] for c in comments if c.startswith("file: ")), "")
+                found.append(Block(inside[0], inside[1], "\n".join(inside[2]), instead, not_run, file))
                 inside, comments = None, []
             else:
                 inside[2].append(line)
@@ -59,7 +62,8 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 def test_all_blocks_are_found():
     assert len(SHELL) >= 8 and len(PYTHON) >= 4
-    assert {block.language for block in BLOCKS} == {"sh", "python", ""}
+    assert {block.language for block in BLOCKS} == {"sh", "python", "json", ""}
+    assert [block.file for block in BLOCKS if block.language == "json"] == ["problem.json"]
 
 
 def test_every_shell_command_is_sbp_or_says_why_it_is_not_run():
@@ -87,6 +91,9 @@ def test_every_command_is_mentioned():
 def test_commands_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     done = 0
+    for block in BLOCKS:
+        if block.file:
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
     for block in SHELL:
         if block.not_run:
             continue
@@ -99,7 +106,8 @@ def test_commands_in_order(tmp_path, monkeypatch, capsys):
             assert code == 0, f"line {block.line}: {shlex.join(words)}\n{output.err}"
             assert output.out, f"line {block.line}: {shlex.join(words)} printed nothing"
             done += 1
-    assert done >= 15
+    assert done >= 18
+    assert json.loads((tmp_path / "solution.json").read_text()) == [0, 1]
 
 
 def _plotly():
@@ -110,9 +118,25 @@ def _plotly():
     return True
 
 
+# What the text around a program says of it, or would be a poor example without.
+BESIDES = {
+    "plan.boxing[0]": "from sbp.report.summary import is_split\n"
+    "assert is_split(plan.physical) and len(plan.boxing) >= 3\n"
+    "assert any(step.kind in ('all_gather', 'reduce_scatter', 'all_reduce') for step in plan.boxing)\n",
+    "print(log)": "assert str(y) == 'f32[16,64] (S(1)) on mesh(tp=4)'\n"
+    "assert str(log).startswith('matmul, input x: f32[16,128] (S(0)) -> (B)')\n",
+}
+
+
+def test_the_first_program_is_one_that_splits():
+    assert "plan.boxing[0]" in PYTHON[0].text and "plan.verify()" in PYTHON[0].text
+    assert all(any(words in block.text for block in PYTHON) for words in BESIDES)
+
+
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: f"line{block.line}")
 def test_programs(block, tmp_path):
-    (tmp_path / "program.py").write_text(block.text, encoding="utf-8")
+    besides = "".join(more for words, more in BESIDES.items() if words in block.text)
+    (tmp_path / "program.py").write_text(f"{block.text}\n{besides}", encoding="utf-8")
     result = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )

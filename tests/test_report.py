@@ -303,6 +303,8 @@ def test_headline_says_what_is_open_about_other_meshes(name):
     assert words in str(plan) and words in plan._repr_html_()
     assert ("1 of 2 meshes may have a better plan" in str(plan)) == ("none" not in words)
     assert "meshes" not in text.other_meshes(summarize(replace(plan, tried=(own,))))
+    proven = replace(plan, status=Status.OPTIMAL, lower_bound_seconds=plan.objective_seconds)
+    assert ("optimal on this mesh: " in str(proven)) == ("none" not in words)
 
 
 def test_headline_names_the_model_and_its_sequence():

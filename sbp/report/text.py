@@ -111,8 +111,9 @@ def proven(summary: Summary) -> str:
     """Objective, bound and status in one sentence."""
     objective, bound = seconds_text(summary.objective_seconds), seconds_text(summary.lower_bound_seconds)
     if summary.status == "optimal":
+        where = "optimal on this mesh" if unsettled(summary) else "optimal"
         return (
-            f"optimal: no plan on this mesh takes less than {bound} of work "
+            f"{where}: no plan on this mesh takes less than {bound} of work "
             f"(this one {objective}, gap {summary.gap:.2%})"
         )
     return (
