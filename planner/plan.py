@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbp.errors import PlanError, SbpError
+from sbp.fields import Field
 from sbp.graph import Graph
+from sbp.json_file import read_json_file
 from sbp.layout import Layout
 from sbp.mesh import Mesh
 from sbp.planner.boxing import BoxingTable
@@ -95,6 +98,15 @@ class Tried:
     objective_seconds: float | None
     lower_bound_seconds: float | None
     outcome: str
+
+
+class Layouts(dict[str, Layout]):
+    """Layouts by value; a name that is not there raises `PlanError` with those near it."""
+
+    def __missing__(self, name: str) -> Layout:
+        near = get_close_matches(str(name), self, n=3, cutoff=0.5)
+        hint = f"; near names: {', '.join(near)}" if near else ""
+        raise PlanError(f"the plan has no value {name!r}{hint}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +203,7 @@ class Plan:
     @cached_property
     def layouts(self) -> Mapping[str, Layout]:
         """Value -> the layout it is stored in (sources) or made in (all others)."""
-        return {name: self.decisions.made(self.graph, name) for name in self.graph.values}
+        return Layouts({name: self.decisions.made(self.graph, name) for name in self.graph.values})
 
     @cached_property
     def boxing(self) -> tuple[BoxingStep, ...]:
@@ -274,6 +286,8 @@ class Plan:
         """Write the plan file (JSON); the same plan gives the same bytes."""
         import orjson
 
+        if not str(path):
+            raise PlanError("the path of the plan file to write is empty; give it a name.")
         data = orjson.dumps(self.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         try:
             Path(path).write_bytes(data)
@@ -289,14 +303,7 @@ class Plan:
         PlanError
             Missing, truncated, of another schema, or contradictory; the message names the file and the field.
         """
-        import orjson
-
-        try:
-            data = orjson.loads(Path(path).read_bytes())
-        except OSError as error:
-            raise PlanError(f"cannot read the plan file {path}: {error.strerror or error}.") from None
-        except orjson.JSONDecodeError as error:
-            raise PlanError(f"{path} is not a complete JSON file ({error}); write it again with Plan.save.") from None
+        data = read_json_file(path, "plan", "Plan.save", PlanError)
         try:
             return cls.from_json(data, cost_model)
         except SbpError as error:
@@ -304,50 +311,38 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], cost_model: CostModel | None = None) -> Plan:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote.
+
+        The objective is computed anew: a file that states another one, or a lower bound above it, is refused. Both
+        hold under the cost model the plan was made with, so neither is compared where `cost_model` is another one.
+        """
         if not isinstance(data, Mapping) or data.get("format") != "sbp-plan":
             raise PlanError("this is not a plan; `sbp plan ... --out plan.json` writes one.")
         if data.get("schema") != SCHEMA:
             raise PlanError(f"plan of schema {data.get('schema')!r}, this version reads schema {SCHEMA}; plan again.")
-        try:
-            graph = Graph.from_json(data["graph"])
-            cluster = Cluster.from_json(data["cluster"])
-            mesh = check_mesh(Mesh(tuple(data["mesh"]["shape"]), tuple(data["mesh"]["names"])), cluster)
-            decisions = Decisions(
-                {name: Layout.parse(text) for name, text in data["sources"].items()},
-                {
-                    name: Signature(tuple(map(Layout.parse, pair[0])), tuple(map(Layout.parse, pair[1])))
-                    for name, pair in data["signatures"].items()
-                },
-                {name: Layout.parse(text) for name, text in data["outputs"].items()},
-                {name: Layout.parse(text) for name, text in data["kept"].items()},
-            )
-            tried = tuple(
-                Tried(
-                    Mesh(tuple(item["mesh"]["shape"]), tuple(item["mesh"]["names"])),
-                    item["objective_seconds"],
-                    item["lower_bound_seconds"],
-                    item["outcome"],
-                )
-                for item in data["tried"]
-            )
-            plan = cls(
-                graph,
-                cluster,
-                mesh,
-                decisions.check(graph, mesh),
-                Status(data["status"]),
-                float(data["lower_bound_seconds"]),
-                data["memory_limit_bytes"],
-                data["reason"],
-                dict(data["model"]),
-                dict(data["pins"]),
-                tried,
-                cost_model,
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise PlanError(f"field {error} is missing or of the wrong type; write the plan again.") from None
-        return plan
+        file = Field(data, "plan file", PlanError)
+        for key in ("graph", "cluster"):
+            file[key].mapping()
+        graph = Graph.from_json(file["graph"].value)
+        cluster = Cluster.from_json(file["cluster"].value)
+        mesh = check_mesh(_mesh_from(file["mesh"]), cluster)
+        limit = file["memory_limit_bytes"]
+        plan = cls(
+            graph,
+            cluster,
+            mesh,
+            _decisions_from(file).check(graph, mesh),
+            _status_from(file["status"]),
+            file["lower_bound_seconds"].number(least=0.0),
+            None if limit.value is None else limit.whole(least=0),
+            file["reason"].text(),
+            _model_from(file["model"]),
+            {name: layout.text() for name, layout in file["pins"].mapping().items()},
+            tuple(map(_tried_from, file["tried"].list())),
+            cost_model,
+        )
+        stated = file.get("objective_seconds", None)
+        return _checked_costs(plan, None if stated.value is None else stated.number(least=0.0))
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -389,3 +384,88 @@ class Plan:
         from sbp.runtime.planned import run_plan
 
         return run_plan(self, steps=steps, progress=progress, **options)
+
+
+# -- fields of a plan file ---------------------------------------------------------------------------------------------
+
+
+def _mesh_from(item: Field) -> Mesh:
+    shape = tuple(size.whole(least=1) for size in item["shape"].list())
+    return Mesh(shape, item["names"].texts())
+
+
+def _status_from(item: Field) -> Status:
+    known = [status.value for status in Status]
+    if item.text() not in known:
+        raise item.wrong(f"one of {', '.join(known)}")
+    return Status(item.value)
+
+
+def _layouts_from(item: Field) -> dict[str, Layout]:
+    return {name: text.parsed(Layout.parse) for name, text in item.mapping().items()}
+
+
+def _decisions_from(file: Field) -> Decisions:
+    signatures = {}
+    for name, pair in file["signatures"].mapping().items():
+        inputs, outputs = pair.list(2)
+        signatures[name] = Signature(
+            tuple(text.parsed(Layout.parse) for text in inputs.list()),
+            tuple(text.parsed(Layout.parse) for text in outputs.list()),
+        )
+    return Decisions(
+        _layouts_from(file["sources"]), signatures, _layouts_from(file["outputs"]), _layouts_from(file["kept"])
+    )
+
+
+def _tried_from(item: Field) -> Tried:
+    objective, bound = item["objective_seconds"], item["lower_bound_seconds"]
+    return Tried(
+        _mesh_from(item["mesh"]),
+        None if objective.value is None else objective.number(least=0.0),
+        None if bound.value is None else bound.number(least=0.0),
+        item["outcome"].text(),
+    )
+
+
+def _model_from(item: Field) -> dict[str, Any]:
+    """The description of the model; what is needed to make it again is checked when that is asked for."""
+    fields = item.mapping()
+    for key in ("name", "family", "precision"):
+        if key in fields:
+            fields[key].text()
+    if "config" in fields:
+        fields["config"].mapping()
+    if "optimizer" in fields and fields["optimizer"].value is not None:
+        fields["optimizer"]["kind"].text()
+    for key in ("batch", "sequence"):
+        if key in fields and not (key == "sequence" and fields[key].value is None):
+            fields[key].whole(least=1)
+    for key in ("training", "recompute"):
+        if key in fields:
+            fields[key].truth()
+    return dict(item.value)
+
+
+def _checked_costs(plan: Plan, stated: float | None) -> Plan:
+    """Raise `PlanError` unless the plan costs what its file states, and no less than the bound stated for it."""
+    try:
+        objective = plan.objective_seconds
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise PlanError(
+            f"the plan has no program: an operator's attributes do not fit its shards "
+            f"({type(error).__name__}: {error}); plan again."
+        ) from None
+    if plan.cost_model is not None:
+        return plan
+    if stated is not None and abs(stated - objective) > 1e-9 * max(stated, objective):
+        raise PlanError(
+            f"objective_seconds is {stated!r}, but the plan of the file costs {objective!r} on its cluster; it was "
+            "changed, or made with a cost model of your own (Plan.load(path, cost_model) takes it). Plan again."
+        )
+    if plan.lower_bound_seconds > objective * (1 + 1e-9):
+        raise PlanError(
+            f"lower_bound_seconds is {plan.lower_bound_seconds!r}, but the plan of the file costs {objective!r}: it "
+            "undercuts its own bound. The file was changed; plan again."
+        )
+    return plan

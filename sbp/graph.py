@@ -345,8 +345,15 @@ def _expected(op: Operator, key: str, value: Any) -> str:
         return "" if any(sample is None for sample in samples) else _described(samples)
     if not isinstance(value, tuple) and all(isinstance(sample, (tuple, NoneType)) for sample in samples):
         return _described(samples)
+    if isinstance(value, tuple) and not any(_may_be_list(sample) for sample in samples):
+        return _described(samples)
     kinds = {kind for sample in samples for kind in _leaf_kinds(sample)}
     return _described(samples) if kinds and not _leaf_kinds(value) <= kinds else ""
+
+
+def _may_be_list(sample: Any) -> bool:
+    """A whole number may stand for one per dimension; a fraction, a truth value or a text may not."""
+    return isinstance(sample, (tuple, list)) or type(sample) is int
 
 
 def _leaf_kinds(value: Any) -> set[str]:

@@ -99,6 +99,10 @@ def test_r163_a_plan_is_not_applied_to_another_mesh(saved):
     with pytest.raises(MeshError, match=r"mesh\(x=1\) has 1 ranks, but .* = 4"):
         Plan.from_json(data)
     data["cluster"]["nodes"], data["cluster"]["devices_per_node"] = 1, 1
+    with pytest.raises(PlanError, match="objective_seconds is .* but the plan of the file costs"):
+        Plan.from_json(data)
+    del data["objective_seconds"]
+    data["lower_bound_seconds"], data["status"] = 0.0, "feasible"
     loaded = Plan.from_json(data)  # a file edited to one rank throughout is a plan for one rank, and says so
     assert loaded.mesh.size == 1 and loaded.verify().passed
 

@@ -1,7 +1,7 @@
 """`sbp`: the group of commands, and what every error becomes: one paragraph and an exit code, never a traceback.
 
-Exit codes: 0 done, 2 bad input, 3 infeasible, 4 time limit without a solution, 70 a fault of sbp, 130 Ctrl-C,
-141 the reader of stdout went away.
+Exit codes: 0 done, 1 a check found something wrong, 2 bad input, 3 infeasible, 4 time limit without a solution, 70 a
+fault of sbp, 130 Ctrl-C, 141 the reader of stdout went away.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
+
+from sbp.cli.streams import silence, stand_in_for_closed_streams, unwritable
 
 COMMANDS = {
     "plan": ("sbp.cli.plan", "plan", "Choose the layout of every tensor of a model on a cluster."),
@@ -39,6 +41,14 @@ class ReaderGone(Exception):
 
 class Commands(click.Group):
     """A group that imports a command's module when it is called, not to list it."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except BrokenPipeError:  # --help and --version print here
+            raise ReaderGone from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -81,12 +91,14 @@ def cli() -> None:
     sbp report plan.json
     sbp verify plan.json
 
-    Exit codes: 0 done, 2 bad input, 3 infeasible, 4 time limit without a solution. SBP_DEBUG=1 shows tracebacks.
+    Exit codes: 0 done, 1 verify, run --compare or check-rules found something wrong, 2 bad input, 3 infeasible,
+    4 time limit without a solution. SBP_DEBUG=1 shows tracebacks.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The console script: run a command and exit with its code."""
+    stand_in_for_closed_streams()
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
@@ -101,8 +113,7 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, ReaderGone):
-        # Python flushes stdout once more at exit, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return READER_GONE
     except (KeyboardInterrupt, click.Abort):
         _say(f"{place}: interrupted.")
@@ -120,6 +131,15 @@ def run(arguments: list[str]) -> int:
         _say(
             f"{place}: this machine's memory does not suffice; use smaller sizes, or --scaled where the command has it."
         )
+        return 2
+    except OSError as error:
+        if _debugging():
+            traceback.print_exc()
+        why = unwritable(error)
+        if not why:  # a file, a folder, a socket: what the system refuses is no fault of sbp
+            subject = f"{error.filename}: " if error.filename is not None else ""
+            why = f"the system refused: {subject}{error.strerror or error}"
+        _say(f"{place}: {why}.")
         return 2
     except Exception as error:
         if _debugging():

@@ -73,7 +73,8 @@ search_options = _together(
     click.option("--time-limit", type=Seconds(min=0, min_open=True), default=60.0, show_default=True,
                  help="Seconds for all solves together."),
     click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Solver threads."),
-    click.option("--seed", type=int, default=0, show_default=True, help="What random choices derive from."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+                 help="What random choices derive from."),
 )  # fmt: skip
 
 
@@ -214,17 +215,11 @@ def resolve_model(name: str, sizes: Sequence[str] = ()) -> str | Module | Graph:
 
 
 def _graph_file(path: Path) -> Graph:
-    import orjson
-
     from sbp.errors import GraphError, PlanError
     from sbp.graph import Graph
+    from sbp.json_file import read_json_file
 
-    try:
-        data = orjson.loads(path.read_bytes())
-    except OSError as error:
-        raise GraphError(f"cannot read the graph file {path}: {error.strerror or error}.") from None
-    except orjson.JSONDecodeError as error:
-        raise GraphError(f"{path} is not a complete JSON file ({error}); write it again from Graph.to_json.") from None
+    data = read_json_file(path, "graph", "Graph.to_json", GraphError)
     if isinstance(data, Mapping) and data.get("format") == "sbp-plan":
         raise PlanError(f"{path} is a plan, not a model; `sbp report {path}` shows it.")
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any
+
+from sbp.cli.streams import reader_gone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,9 +22,22 @@ def print_json(data: Any) -> None:
 
 def tables(as_json: bool) -> Console:
     """The console for result tables: stdout, unless that carries JSON."""
+    return console_on(sys.stderr if as_json else sys.stdout)
+
+
+def console_on(stream: IO[str]) -> Console:
+    """A console that leaves a broken pipe to the command line, which knows the exit code for it."""
     from sbp.report.text import console_for
 
-    return console_for(sys.stderr if as_json else sys.stdout)
+    console = console_for(stream)
+    console.on_broken_pipe = reader_gone  # type: ignore[method-assign]
+    return console
+
+
+def say(line: str) -> None:
+    """A line on stderr; a full or closed one stops no command."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -32,9 +47,7 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None] | None]:
         yield None
         return
     if not sys.stderr.isatty():
-        yield lambda line: print(line, file=sys.stderr, flush=True)
+        yield say
         return
-    from sbp.report.text import console_for
-
-    with console_for(sys.stderr).status("") as status:
+    with console_on(sys.stderr).status("") as status:
         yield lambda line: status.update(line)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sbp.cli import options
-from sbp.cli.output import print_json, tables
+from sbp.cli.output import console_on, print_json, say, tables
 
 if TYPE_CHECKING:
     from sbp.comm.interface import Communicator
@@ -33,7 +33,8 @@ TOLERANCE = {"f64": 1e-9, None: 1e-4}
               help="mpi: start under mpirun; nccl: start under torchrun, or with its variables set.")  # fmt: skip
 @click.option("--float64", "double", is_flag=True, help="Compute in float64 in place of the plan's element types.")
 @click.option("--compare", is_flag=True, help="Train unsharded too, and compare the losses step by step.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the initial state and the batches.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Of the initial state and the batches.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Run in this process even what is too large for it.")
 @options.json_option
 @options.quiet_option
@@ -60,10 +61,10 @@ def run(
     made, communicator = _communicator(backend, comm)
     speaks = _speaks(communicator)
     floating = "f64" if double else None
-    with _bar("sharded", steps, quiet or not speaks) as say:
+    with _bar("sharded", steps, quiet or not speaks) as shown:
         trained = run_plan(
             plan, steps, text=text, seed=seed, floating=floating, backend=made, communicator=communicator,
-            progress=say, force=force,
+            progress=shown, force=force,
         )
     if communicator is not None:
         communicator.close()
@@ -121,9 +122,9 @@ def _unsharded(
     from sbp.runtime.planned import batches_for
     from sbp.runtime.train import train_unsharded
 
-    with _bar("unsharded", steps, quiet) as say:
+    with _bar("unsharded", steps, quiet) as shown:
         batches = batches_for(plan, text, seed)
-        return train_unsharded(plan.graph, batches, steps, seed=seed, floating=floating, progress=say).losses
+        return train_unsharded(plan.graph, batches, steps, seed=seed, floating=floating, progress=shown).losses
 
 
 @contextmanager
@@ -137,13 +138,11 @@ def _bar(title: str, steps: int, quiet: bool) -> Iterator[Callable[[int, float],
 
         def line(step: int, loss: float) -> None:
             if (step + 1) % every == 0 or step + 1 == steps:
-                print(f"{title}: step {step + 1} of {steps}, loss {loss:.6f}", file=sys.stderr, flush=True)
+                say(f"{title}: step {step + 1} of {steps}, loss {loss:.6f}")
 
         yield line
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from sbp.report.text import console_for
 
     columns = (
         TextColumn(title),
@@ -152,7 +151,7 @@ def _bar(title: str, steps: int, quiet: bool) -> Iterator[Callable[[int, float],
         TextColumn("{task.fields[loss]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console_for(sys.stderr)) as shown:
+    with Progress(*columns, console=console_on(sys.stderr)) as shown:
         task = shown.add_task(title, total=steps, loss="")
         yield lambda step, loss: shown.update(task, completed=step + 1, loss=f"loss {loss:.6f}")
 

@@ -24,7 +24,8 @@ EXIT_BY_STATUS = {"infeasible": 3, "time limit": 4}
     help="Seconds, reading included.",
 )
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Processes and threads.")
-@click.option("--seed", type=int, default=0, show_default=True, help="What random choices derive from.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+              help="What random choices derive from.")
 @click.option("--solver", default="sbp", show_default=True, help="sbp, highs, cp-sat, scip or toulbar2.")
 @click.option("--without", default="", metavar="STAGES", help="Stages to leave out, such as reduce,probe.")
 @click.option("--out", type=click.Path(), metavar="FILE", help="Write the strategy indices to a JSON file.")
