@@ -51,7 +51,10 @@ def main() -> None:
     start = time.monotonic()
     for seed in range(arguments.marginals):
         random_tests.check_min_marginals(random_tests.random_problem(1_000_000 + seed)[0])
-    print(f"{arguments.marginals} problems: min-marginals equal to enumeration, {time.monotonic() - start:.0f} s", flush=True)
+    print(
+        f"{arguments.marginals} problems: min-marginals equal to enumeration, {time.monotonic() - start:.0f} s",
+        flush=True,
+    )
     start = time.monotonic()
     random = np.random.default_rng(2)
     outcomes = [fuzz.outcome(fuzz.mutated(random)) for _ in range(arguments.files)]

@@ -343,7 +343,12 @@ def _integer_program(
     """
     if cutoff is None and state.upper is not None:
         cutoff = state.upper - 1
-    options: dict[str, Any] = {"threads": state.limits.threads, "seed": state.limits.seed, "cutoff": cutoff, "reduced": costs}
+    options: dict[str, Any] = {
+        "threads": state.limits.threads,
+        "seed": state.limits.seed,
+        "cutoff": cutoff,
+        "reduced": costs,
+    }
     with state.stage("ilp"):
         if reduction.core.strategy_count <= IN_PROCESS:
             result = solve_ilp(reduction.core, seconds, **options)
