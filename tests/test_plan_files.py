@@ -61,6 +61,8 @@ def test_what_is_written_is_read(made, text, tmp_path):
         ("mesh.names", 5, "mesh.names must be a list, got 5"),
         ("mesh.shape", [2, True], "mesh.shape[1] must be a whole number"),
         ("mesh", None, "mesh must be an object, got null"),
+        ("cluster", "cpu", "cluster must be an object"),
+        ("cluster.device.peak_flops_per_second", True, "cluster"),
         ("model", [], "model must be an object"),
         ("model.optimizer", "x", 'model.optimizer must be an object, got "x"'),
         ("model.optimizer", {}, "the field 'model.optimizer.kind' is missing"),
