@@ -48,3 +48,7 @@ class TimeLimitError(SbpError):
     """The time limit passed before any plan was found."""
 
     exit_code = 4
+
+
+class PipelineError(SbpError):
+    """A pipeline or a schedule that is contradictory, or two that do not fit each other."""
