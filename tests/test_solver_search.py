@@ -1,12 +1,21 @@
 """The primal search: cached costs against recomputed ones, trees and choices against enumeration."""
 
 import itertools
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
+from sbp.planner.iopddl import write_problem
 from sbp.planner.problem import ProblemBuilder, evaluate
 from sbp.planner.solver import Limits, Status, close, solve
+from sbp.planner.solver import result as result_module
 from sbp.planner.solver.anneal import disjoint_pieces
 from sbp.planner.solver.aside import AnnealProcess, explore
 from sbp.planner.solver.core import reduced
@@ -157,8 +166,9 @@ def test_trees_are_solved_exactly(forced):
     assert max(met) == 6
 
 
-def test_repaired_and_descended_choices_are_feasible_and_no_flip_improves_them():
-    feasible = 0
+def test_repaired_and_descended_choices_are_feasible_and_hardly_a_flip_improves_them():
+    """Descent draws its moves at random, so that now and then it stops beside a better flip; before it many do."""
+    feasible, open_before, open_after = 0, 0, 0
     for seed in range(25):
         core = core_of(seed, nodes=30)
         annealer = annealer_of(core, seed)
@@ -173,7 +183,22 @@ def test_repaired_and_descended_choices_are_feasible_and_no_flip_improves_them()
             assert core.overflow(step.choice.astype(np.int64)) == 0
             assert core.cost(step.choice) == round(step.cost) + core.constant
         assert better.cost <= found.cost
+        open_before += improving_flips(core, found.choice)
+        open_after += improving_flips(core, better.choice)
     assert feasible >= 20
+    assert open_before > 20 * max(open_after, 1)
+
+
+def improving_flips(core, choice):
+    """How many changes of one strategy are cheaper and respect the memory."""
+    choice, count = choice.astype(np.int64), 0
+    cost = core.cost(choice)
+    for node in range(core.node_count):
+        for strategy in range(core.sizes[node]):
+            other = choice.copy()
+            other[node] = strategy
+            count += core.cost(other) < cost and core.overflow(other) == 0
+    return count
 
 
 def test_annealing_and_exploring_meet_the_optimum_of_small_problems():
@@ -270,28 +295,92 @@ def test_neighbourhoods_only_improve():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_large_cores_go_through_every_stage_of_the_search(threads, monkeypatch):
-    # As if everything were large and every program too hard at first.
+@pytest.mark.parametrize("without", [("reduce",), ("reduce", "lns"), ("reduce", "anneal"), ()])
+def test_large_cores_go_through_every_stage_of_the_search(threads, without, monkeypatch):
+    # As if everything were large and the first program of every problem too hard.
     monkeypatch.setattr(close, "SMALL", 5)
     monkeypatch.setattr(close, "IN_PROCESS", 0)
-    seen = []
+    monkeypatch.setattr(close, "HOPELESS", 10)
     program = close._integer_program
+    calls = []
 
     def impatient(state, reduction, cutoff, costs, seconds, without=()):
-        seen.append(cutoff)
-        return False if len(seen) == 1 else program(state, reduction, cutoff, costs, seconds, without)
+        calls.append(cutoff)
+        return False if len(calls) == 1 else program(state, reduction, cutoff, costs, seconds, without)
 
     monkeypatch.setattr(close, "_integer_program", impatient)
-    problem = random_problem(11, nodes=11, most=3, edges=2.0)
-    result = solve(problem, Limits(30.0, threads, 0), without=("reduce",))
-    expected = min(
-        (
-            outcome.cost
-            for outcome in (
-                evaluate(problem, choice) for choice in itertools.product(*map(range, np.diff(problem.node_offsets)))
-            )
-            if outcome.feasible
-        ),
-        default=None,
+    for seed in (11, 12, 13):
+        calls.clear()
+        problem = random_problem(seed, nodes=9, most=3, edges=2.0)
+        result = solve(problem, Limits(30.0, threads, 0), without=without)
+        assert (result.objective if result.choice is not None else None) == least_cost(problem)
+        assert result.status is (Status.OPTIMAL if result.choice is not None else Status.INFEASIBLE)
+
+
+def least_cost(problem):
+    """By enumeration; None when nothing is feasible."""
+    choices = itertools.product(*map(range, np.diff(problem.node_offsets)))
+    outcomes = (evaluate(problem, choice) for choice in choices)
+    return min((outcome.cost for outcome in outcomes if outcome.feasible), default=None)
+
+
+@pytest.mark.parametrize("pace", [0.01, 30.0])
+def test_a_reproducible_result_does_not_depend_on_the_pace_of_the_machine(pace, monkeypatch):
+    """The clock of another machine: 100 times as fast, and 30 times as slow."""
+    problems = [random_problem(seed, nodes=60, quantile=0.5) for seed in range(3)]
+    here = [solve(problem, Limits(2000.0, 2, 0)) for problem in problems]
+    origin = time.monotonic()
+    real = time.monotonic
+    monkeypatch.setattr(result_module.time, "monotonic", lambda: origin + pace * (real() - origin))
+    for problem, first in zip(problems, here):
+        second = solve(problem, Limits(2000.0, 2, 0))
+        assert first.status is second.status is Status.OPTIMAL
+        assert first.statistics["reproducible"]
+        if second.statistics["reproducible"]:
+            assert np.array_equal(first.choice, second.choice)
+
+
+def test_what_a_limit_or_a_second_search_shaped_is_not_called_reproducible():
+    hard = random_problem(2, nodes=1500, most=8, edges=1.5, quantile=0.9)
+    assert not solve(hard, Limits(0.5, 2, 0)).statistics["reproducible"]
+    clock = Clock(FOREVER)
+    assert not clock.expired() and not clock.felt
+    assert clock.part(0.5).at_most(0.0).expired() and clock.felt
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc to see the processes")
+def test_interrupting_the_search_aside_keeps_its_best_choice_and_leaves_no_process(tmp_path):
+    write_problem(random_problem(2, nodes=3000, most=8, edges=1.5, quantile=0.9), tmp_path / "hard.json.gz")
+    command = [sys.executable, "-m", "sbp.cli", "solve", str(tmp_path / "hard.json.gz"), "--json", "--quiet"]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(part for part in sys.path if part))
+    process = subprocess.Popen(
+        [*command, "--time-limit", "300"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
-    assert result.status is Status.OPTIMAL and result.objective == expected
+    try:
+        deadline = time.monotonic() + 120
+        while not children(process.pid, "aside") and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        aside = children(process.pid, "aside")
+        assert aside, "the search aside did not start"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    data = json.loads(out)
+    assert process.returncode == 0 and "Traceback" not in err
+    assert data["status"] in ("feasible", "optimal") and data["lower_bound"] <= data["objective"]
+    assert not any(os.path.exists(f"/proc/{number}") for number in aside)
+
+
+def children(parent, word):
+    """Process numbers of a process's children whose command names `word`."""
+    found = []
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            status = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(status[1]) == parent and word.encode() in command:
+            found.append(int(entry.name))
+    return found

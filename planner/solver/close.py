@@ -20,6 +20,7 @@ from sbp.planner.solver.reducer import SWITCH_ALL
 from sbp.planner.solver.result import Clock
 from sbp.planner.solver.search import Cycle, annealed, annealer_of, descended, repaired
 from sbp.planner.solver.state import State
+from sbp.planner.solver.worker import GRACE
 
 FIRST_TARGET = 1000
 HEATS = (1.0, 10.0, 100.0)
@@ -38,6 +39,9 @@ HOPELESS = 10000
 """With more than this a proof is far: another process anneals from the start."""
 SMALL = 1500
 """With at most this many strategies beyond one per node, a core goes to the integer program without a probe."""
+QUICK = 0.3
+PLAINLY_QUICK = 0.03
+"""Parts of the patience: after a quick program the cutoff grows faster; a plainly quick one is quick on any machine."""
 IN_PROCESS = 400
 """Integer programs over at most this many strategies are solved in this process: they end in moments."""
 
@@ -207,6 +211,7 @@ def _anneal(state: State, base: Reduction, costs: ReducedCosts) -> None:
     if state.annealing.fruitless and not state.annealing.running:
         # From here neighbourhoods are the better use of the second core.
         return
+    state.clock.feel()
     state.annealing.start(base, costs.prices, _labels(state, base), costs.bound, state.upper, state.limits.seed)
 
 
@@ -314,7 +319,10 @@ def _probes(
             state.raise_bound(cutoff + 1, "probe")
             if last:
                 return True
-            growth = 2.0 if state.clock.elapsed - start < 0.3 * patience else 1.2
+            seconds = state.clock.elapsed - start
+            if seconds > PLAINLY_QUICK * patience:
+                state.clock.feel()
+            growth = 2.0 if seconds < QUICK * patience else 1.2
             # Where a higher cutoff hardly makes the program larger, creeping only solves it again and again.
             step = int(step * (4.0 if left < 1.03 * easiest else growth))
             easiest = left
@@ -343,6 +351,8 @@ def _integer_program(
     """
     if cutoff is None and state.upper is not None:
         cutoff = state.upper - 1
+    # What overruns must still end within the limit.
+    seconds = min(seconds, max(state.clock.left - GRACE, 0.5 * state.clock.left))
     options: dict[str, Any] = {
         "threads": state.limits.threads,
         "seed": state.limits.seed,
@@ -358,13 +368,15 @@ def _integer_program(
             if state.limits.threads > 1:
                 meanwhile = _meanwhile(state, aside)
             try:
-                result = state.process.solve(reduction.core, seconds, meanwhile, **options)
+                result = state.process.solve(reduction.core, seconds, meanwhile, state.clock, **options)
             except KeyboardInterrupt:
                 state.adopt(aside, "lns")
                 raise
             finally:
                 if state.search is not None:
                     state.search.state = state
+            if not result.finished:
+                state.clock.feel()
             if not result.finished or state.annealing is not None:
                 state.adopt(aside, "lns" if state.annealing is None else "anneal")
     if result.choice is not None:

@@ -10,7 +10,6 @@ from sbp.planner.solver.core import Core, Reduction, reduced
 from sbp.planner.solver.fixing import ReducedCosts
 from sbp.planner.solver.ilp import solve_ilp
 from sbp.planner.solver.probe import tightened
-from sbp.planner.solver.result import Clock
 from sbp.planner.solver.state import State
 
 NEIGHBOURHOOD = 1200
@@ -65,7 +64,7 @@ class Neighbourhoods:
         forbidden = np.ones(core.strategy_count, bool)
         forbidden[core.node_offsets[:-1] + current] = False
         forbidden[np.repeat(free, core.sizes)] = False
-        clock = Clock(min(seconds, state.clock.left))
+        clock = state.clock.at_most(seconds)
         part = reduced(self.base).shrink(forbidden, None, clock.expired)
         if not part.feasible:
             return False
@@ -87,6 +86,8 @@ class Neighbourhoods:
                 if result.choice is not None:
                     state.offer_core(found.reduction, result.choice, "lns")
                 easy = result.finished
+                if not easy:
+                    clock.feel()
             else:
                 easy = False
         self.size = min(int(self.size * 1.1), core.strategy_count) if easy else max(int(self.size * 0.85), 100)

@@ -60,6 +60,7 @@ def solve(
     except KeyboardInterrupt:
         # Anytime: what is known when the user has waited enough is the answer.
         state.statistics["interrupted"] = True
+        clock.feel()
     finally:
         state.process.kill()
         if state.annealing is not None:

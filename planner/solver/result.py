@@ -67,7 +67,8 @@ class Assignment:
     shortage : Shortage or None
         When memory makes the problem infeasible: the smallest reachable peak and who makes it.
     statistics : mapping
-        Seconds and sizes by stage.
+        Seconds and sizes by stage; ``reproducible``: no clock and no second search decided anything, so that equal
+        input, seed and threads give this very choice again, on any machine.
     """
 
     status: Status
@@ -99,15 +100,28 @@ Start = Callable[[], "np.ndarray | None"]
 
 
 class Clock:
-    """Wall time since the start, and what is left of the limit."""
+    """Wall time since the start, and what is left of the limit.
 
-    def __init__(self, time_limit: float) -> None:
+    Attributes
+    ----------
+    felt : bool
+        Whether time has decided anything, here or in a part: a result for which it has not is the same on every
+        machine.
+    """
+
+    def __init__(self, time_limit: float, whole: Clock | None = None) -> None:
         self.start = time.monotonic()
         self.time_limit = time_limit
+        self.felt = False
+        self._whole = whole
 
     def part(self, share: float) -> Clock:
         """A clock for a share of what is left."""
-        return Clock(max(share * self.left, 0.0))
+        return self.at_most(share * self.left)
+
+    def at_most(self, seconds: float) -> Clock:
+        """A clock for so many seconds, or what is left."""
+        return Clock(max(min(seconds, self.left), 0.0), self)
 
     @property
     def elapsed(self) -> float:
@@ -118,7 +132,17 @@ class Clock:
         return self.time_limit - self.elapsed
 
     def expired(self) -> bool:
-        return self.elapsed >= self.time_limit
+        if self.elapsed < self.time_limit:
+            return False
+        self.feel()
+        return True
+
+    def feel(self) -> None:
+        """Note that time has decided something."""
+        clock: Clock | None = self
+        while clock is not None:
+            clock.felt = True
+            clock = clock._whole
 
 
 def relative_gap(objective: int | float, lower_bound: int | float) -> float:

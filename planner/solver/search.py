@@ -138,7 +138,7 @@ def annealed(
     effect = max(annealer.mean_usage_change() * tight, 1.0)
     soft = start / (2.0 * effect)
     hard = max(2.0 * highest, soft)
-    own = Clock(min(cycle.seconds, clock.left))
+    own = clock.at_most(cycle.seconds)
     done, updates = 0.0, 0
     # Short enough for the clock to be heard.
     chunk = max(min(cycle.moves // STEPS, 4 * nodes), 1)
@@ -149,7 +149,11 @@ def annealed(
             mu *= HARD_FACTOR ** ((done - 1.0 + HARD_TAIL) / HARD_TAIL)
         annealer.run(chunk, temperature, mu, trees, forced, EJECTIONS, largest)
         # On a slow machine the clock, not the moves, decides how fast the cycle cools.
-        done = max(done + chunk / max(cycle.moves, 1), own.elapsed / max(own.time_limit, 1e-9))
+        done += chunk / max(cycle.moves, 1)
+        passed = own.elapsed / max(own.time_limit, 1e-9)
+        if passed > done:
+            own.feel()
+            done = passed
         if clock.expired():
             break
         if done * STEPS < updates + 1:

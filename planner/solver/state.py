@@ -85,8 +85,8 @@ class State:
         return self.offer(reduction.undo(np.asarray(choice, np.int64)), stage)
 
     def fork(self) -> State:
-        """A state with the same incumbent for a search whose finds may yet be dropped."""
-        other = State(self.problem, self.integer, self.clock, self.limits, None)
+        """A state with the same incumbent, and a clock of its own, for a search whose finds may yet be dropped."""
+        other = State(self.problem, self.integer, Clock(self.clock.left), self.limits, None)
         other.choice, other.upper, other.lower = self.choice, self.upper, self.lower
         return other
 
@@ -129,6 +129,7 @@ class State:
     def assignment(self) -> Assignment:
         """What is known now."""
         self.statistics["seconds"] = self.clock.elapsed
+        self.statistics["reproducible"] = not self.clock.felt
         if self.choice is None:
             if self.infeasible_because is not None:
                 return Assignment(

@@ -20,6 +20,7 @@ from typing import Any
 
 from sbp.planner.solver.core import Core
 from sbp.planner.solver.ilp import IlpResult, solve_ilp
+from sbp.planner.solver.result import Clock
 
 GRACE = 1.0
 """Seconds that a program may overrun before its process is killed."""
@@ -36,9 +37,10 @@ class IlpProcess:
         core: Core,
         time_limit: float,
         meanwhile: Callable[[float], bool] | None = None,
+        clock: Clock | None = None,
         **options: Any,
     ) -> IlpResult:
-        """As `solve_ilp`, never longer than the limit plus `GRACE`.
+        """As `solve_ilp`, never longer than the limit plus `GRACE`, nor than the clock.
 
         Parameters
         ----------
@@ -55,6 +57,8 @@ class IlpProcess:
             self._send(process, (core, time_limit, options))
             while True:
                 left = deadline + GRACE - time.monotonic()
+                if clock is not None:
+                    left = min(left, clock.left)
                 if left <= 0:
                     self.kill()
                     return nothing
