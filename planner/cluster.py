@@ -127,7 +127,7 @@ class Tier:
     latency_seconds
         Time of a collective over this tier that moves nothing, for a group of one block; launch included.
     bandwidth_bytes_per_second
-        Per device, one direction, as stated by the vendor.
+        Per device (per link, where `links` counts them), one direction, as stated by the vendor.
     efficiency
         Fraction of the bandwidth that large collectives reach.
     hop_seconds
@@ -140,6 +140,9 @@ class Tier:
     all_reduce_bandwidths
         (members, bytes/s): bus bandwidth of an all-reduce where it beats a reduce-scatter and an all-gather, because
         the switch itself sums (NVLS); for groups of at least so many members.
+    links
+        How many links of that bandwidth each block of the tier inside has (network cards of a node), shared by its
+        ranks; None: one per rank.
     """
 
     name: str
@@ -151,12 +154,14 @@ class Tier:
     ramp_seconds_per_sqrt_byte: float = 0.0
     group_bandwidths: tuple[tuple[int, float], ...] = ()
     all_reduce_bandwidths: tuple[tuple[int, float], ...] = ()
+    links: int | None = None
 
     def __post_init__(self) -> None:
         owner = f"tier {_name('tier', self.name)}"
         set_ = object.__setattr__
-        if self.span is not None:
-            _whole(owner, "span", self.span)
+        for field in ("span", "links"):
+            if getattr(self, field) is not None:
+                _whole(owner, field, getattr(self, field))
         for field in ("latency_seconds", "hop_seconds", "ramp_seconds_per_sqrt_byte"):
             set_(self, field, _number(owner, field, getattr(self, field)))
         bandwidth = _number(owner, "bandwidth_bytes_per_second", self.bandwidth_bytes_per_second, above=True)

@@ -23,6 +23,8 @@
         ramp_ns_per_sqrt_byte: 12      # optional: the square-root term
         measured_gb_per_s: {2: 22.5}   # optional: by group size, where links are no switch
         all_reduce_gb_per_s: {8: 480}  # optional: all-reduce that the switch sums, by group size
+        links: 8                       # optional: links of that bandwidth per block of the tier inside, such as
+                                       # network cards per node, shared by its devices; without it one per device
 
 A GB is 1e9 bytes, a GiB 2**30. Numbers are read as exact decimals, so that a saved cluster loads to an equal one.
 """
@@ -90,6 +92,7 @@ _TIER_KEYS = {
     "ramp_ns_per_sqrt_byte": _Key("ramp_seconds_per_sqrt_byte", "number", _NANO, required=False),
     "measured_gb_per_s": _Key("group_bandwidths", "sizes", _GIGA, required=False, above=True),
     "all_reduce_gb_per_s": _Key("all_reduce_bandwidths", "sizes", _GIGA, required=False, above=True),
+    "links": _Key("links", "whole", required=False),
 }
 
 
@@ -292,13 +295,16 @@ def dump_cluster(cluster: Cluster) -> str:
 
 
 def _lines(owner: Device | Tier, keys: dict[str, _Key], cluster: Cluster) -> list[str]:
-    """One line per key whose value is not an empty table."""
+    """One line per key whose value is not absent or an empty table."""
     lines = []
     for name, key in keys.items():
         value = getattr(owner, key.field)
         if key.takes in ("peaks", "sizes"):
             if value:
                 lines.append(f"{name}: {{{', '.join(f'{k}: {_in_unit(v, key.unit)}' for k, v in value)}}}")
+        elif key.takes == "whole":
+            if value is not None:
+                lines.append(f"{name}: {value}")
         elif key.takes == "text":
             lines.append(f"{name}: {_quoted(value)}")
         elif key.takes == "span":

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from sbp.errors import ClusterError
 from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster
-from sbp.planner.collective import Placement, Terms, collective_terms, placement
+from sbp.planner.collective import Placement, Terms, collective_terms, placements
 from sbp.planner.physical import COLLECTIVES, LOCAL_STEPS
 
 VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view", "identity"})
@@ -109,7 +109,7 @@ class AnalyticCostModel:
         place = (mesh.shape, axis)
         if place not in self._placements:
             # Most groups lie alike; dict.fromkeys keeps the different ones, in order.
-            found = dict.fromkeys(placement(self.cluster, group) for group in mesh.groups(axis))
+            found = dict.fromkeys(placements(self.cluster, mesh.groups(axis)))
             self._placements[place] = tuple(found)
         return tuple(dict.fromkeys(collective_terms(kind, placed) for placed in self._placements[place]))
 

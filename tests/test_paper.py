@@ -196,6 +196,11 @@ def test_cost_of_steps(shape):
 
 
 def collective(kind: str, cluster: Cluster, group: tuple[int, ...], payload: float, share: float) -> float:
+    latency, ramp, slope = collective_terms_of(kind, cluster, group, share)
+    return latency + ramp * math.sqrt(payload) + slope * payload
+
+
+def collective_terms_of(kind: str, cluster: Cluster, group: tuple[int, ...], share: float) -> tuple[float, ...]:
     passes = 2 if kind == "all_reduce" else 1
     latency = ramp = slope = 0.0
     rings = inner = 1
@@ -214,7 +219,10 @@ def collective(kind: str, cluster: Cluster, group: tuple[int, ...], payload: flo
         ramp += crossing * math.sqrt(rings) * tier.ramp_seconds_per_sqrt_byte
         slope = max(slope, crossing / tier.bandwidth(most, kind == "all_reduce"))
         rings *= fewest
-    return latency + ramp * math.sqrt(payload) + slope * payload
+    terms = latency, ramp, slope
+    if len(group) <= cluster.devices_per_node < group[-1] - group[0] + 1:
+        terms = tuple(map(max, terms, collective_terms_of(kind, cluster, tuple(range(len(group))), share)))
+    return terms
 
 
 def test_statuses():
