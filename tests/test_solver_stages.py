@@ -12,7 +12,7 @@ from sbp.planner.solver.dual import Dual
 from sbp.planner.solver.fixing import reduced_costs
 from sbp.planner.solver.ilp import FORMULATIONS, solve_ilp
 from sbp.planner.solver.marginals import forest, forest_marginals
-from sbp.planner.solver.plain import PlainIlp, whole_core
+from sbp.planner.solver.plain import solvers, whole_core
 from sbp.planner.solver.reducer import FORBIDDEN_COST, SWITCH_ALL
 from sbp.planner.solver.scale import scaled
 from sbp.planner.solver.worker import IlpProcess
@@ -272,10 +272,16 @@ def test_integer_programs(solver):
         assert priced.finished and core.cost(priced.choice) == best and priced.lower_bound <= best
 
 
-def test_plain_solver_agrees():
-    problem = small_problem(2, forbidden=0.0)
-    result = PlainIlp("highs").solve(problem, Limits(30.0, 1))
-    assert result.status is Status.OPTIMAL and result.objective == optimum(problem)
+@pytest.mark.parametrize("name", [name for name in solvers() if name != "sbp"])
+def test_plain_solvers_agree(name):
+    if name == "toulbar2":
+        pytest.importorskip("pytoulbar2", reason="pytoulbar2 is not installed")
+    for seed in range(2, 8):
+        problem = small_problem(seed)
+        best = optimum(problem)
+        result = solvers()[name].solve(problem, Limits(30.0, 1))
+        assert result.status is (Status.INFEASIBLE if best is None else Status.OPTIMAL)
+        assert (None if result.choice is None else result.objective) == best
 
 
 def test_a_process_is_ended_at_its_limit():

@@ -1,9 +1,11 @@
-"""Other solvers behind the same protocol, for comparison: the plain model by OR-Tools, pytoulbar2, enumeration."""
+"""Other solvers behind the same protocol, for comparison: the plain model by OR-Tools and by pytoulbar2."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ import numpy as np
 from sbp.errors import ProblemError
 from sbp.planner.problem import Problem, evaluate
 from sbp.planner.solver.core import Core
-from sbp.planner.solver.ilp import FORMULATIONS
+from sbp.planner.solver.ilp import FORMULATIONS, IlpResult, solve_ilp
 from sbp.planner.solver.pipeline import solve
 from sbp.planner.solver.result import Assignment, Clock, Limits, Solver, Status, relative_gap
 from sbp.planner.solver.scale import IntegerProblem, scaled
-from sbp.planner.solver.worker import IlpProcess
+from sbp.planner.solver.toulbar2 import solve_toulbar2
+from sbp.planner.solver.worker import GRACE, IlpProcess
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,19 @@ class OurSolver:
 
 
 @dataclass(frozen=True)
-class PlainIlp:
-    """The unreduced problem as an integer program with all memory rows lazily added: "highs", "cp-sat" or "scip"."""
+class PlainModel:
+    """The unreduced problem, given to a solver in a process that can be ended at the limit."""
 
     name: str
+    by: Callable[..., IlpResult]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    package: str = "ortools"
 
     def solve(self, problem: Problem, limits: Limits) -> Assignment:
+        if importlib.util.find_spec(self.package) is None:
+            raise ProblemError(
+                f"the solver {self.name} needs the package {self.package}: pip install {self.package}"
+            )
         clock = Clock(limits.time_limit)
         integer = scaled(problem)
         if _forbidden_everywhere(integer):
@@ -43,7 +53,13 @@ class PlainIlp:
         process = IlpProcess()
         try:
             result = process.solve(
-                whole_core(integer), clock.left, solver=self.name, threads=limits.threads, seed=limits.seed
+                whole_core(integer),
+                max(clock.left - GRACE, 0.5 * clock.left),
+                clock=clock,
+                by=self.by,
+                threads=limits.threads,
+                seed=limits.seed,
+                **self.options,
             )
         finally:
             process.kill()
@@ -65,59 +81,13 @@ class PlainIlp:
         )
 
 
-@dataclass(frozen=True)
-class Toulbar2:
-    """pytoulbar2 (not a dependency) on the unreduced problem; memory rows as pseudo-Boolean constraints."""
-
-    name: str = "toulbar2"
-
-    def solve(self, problem: Problem, limits: Limits) -> Assignment:
-        try:
-            import pytoulbar2
-        except ImportError:
-            raise ProblemError("the solver toulbar2 needs the package pytoulbar2: pip install pytoulbar2") from None
-        clock = Clock(limits.time_limit)
-        integer = scaled(problem)
-        core = whole_core(integer)
-        top = 2**59
-        network = pytoulbar2.CFN(top)
-        for node in range(core.node_count):
-            network.AddVariable(str(node), range(int(core.sizes[node])))
-            costs = core.costs[core.node_offsets[node] : core.node_offsets[node + 1]]
-            network.AddFunction([str(node)], [min(int(cost), top) for cost in costs])
-        for edge, (first, second) in enumerate(core.edge_nodes.tolist()):
-            table = core.table_values[core.table_offsets[edge] : core.table_offsets[edge + 1]]
-            network.AddFunction([str(first), str(second)], [min(int(cost), top) for cost in table])
-        for row, capacity in enumerate(core.capacities.tolist()):
-            live = np.flatnonzero((core.piece_rows[:, 0] <= row) & (row < core.piece_rows[:, 1]))
-            terms = []
-            for piece in live.tolist():
-                usage = core.piece_usages[core.piece_offsets[piece] : core.piece_offsets[piece + 1]]
-                terms += [(str(core.piece_nodes[piece]), value, int(amount)) for value, amount in enumerate(usage)]
-            if terms:
-                network.AddGeneralizedLinearConstraint(terms, operand="<=", rightcoef=int(capacity))
-        answer = network.Solve(timeLimit=max(1, int(clock.left)))
-        statistics = {"seconds": clock.elapsed}
-        finished = clock.left > 0
-        if not answer:
-            if finished:
-                return _infeasible()
-            reason = "no choice in time"
-            return Assignment(Status.TIME_LIMIT, None, math.inf, -math.inf, math.inf, reason, statistics=statistics)
-        choice = np.array(answer[0], np.int64)
-        objective = evaluate(problem, choice).cost
-        lower = objective if finished else integer.to_problem_unit(int(network.GetDDualBound()))
-        gap = relative_gap(objective, lower)
-        status = Status.OPTIMAL if finished else Status.FEASIBLE
-        return Assignment(status, choice, objective, lower, gap, self.name, statistics=statistics)
-
-
 def solvers() -> dict[str, Solver]:
     """Every solver by its name."""
     found: dict[str, Solver] = {"sbp": OurSolver()}
     for name in FORMULATIONS:
-        found[name] = PlainIlp(name)
-    found["toulbar2"] = Toulbar2()
+        # All memory rows, added lazily.
+        found[name] = PlainModel(name, solve_ilp, {"solver": name})
+    found["toulbar2"] = PlainModel("toulbar2", solve_toulbar2, package="pytoulbar2")
     return found
 
 

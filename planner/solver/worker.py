@@ -38,12 +38,15 @@ class IlpProcess:
         time_limit: float,
         meanwhile: Callable[[float], bool] | None = None,
         clock: Clock | None = None,
+        by: Callable[..., IlpResult] = solve_ilp,
         **options: Any,
     ) -> IlpResult:
         """As `solve_ilp`, never longer than the limit plus `GRACE`, nor than the clock.
 
         Parameters
         ----------
+        by : callable(core, time_limit, **options) -> IlpResult
+            What solves; a function that can be imported.
         meanwhile : callable(seconds) -> bool
             Called again and again while the program runs, to do about so many seconds of other work; False ends the
             program (the result then says that nothing was found).
@@ -54,7 +57,7 @@ class IlpProcess:
             return nothing
         process = self._started()
         try:
-            self._send(process, (core, time_limit, options))
+            self._send(process, (by, core, time_limit, options))
             while True:
                 left = deadline + GRACE - time.monotonic()
                 if clock is not None:
@@ -141,8 +144,8 @@ def serve() -> None:
         header = requests.read(8)
         if len(header) < 8:
             return
-        core, time_limit, options = pickle.loads(requests.read(struct.unpack("<Q", header)[0]))
-        result = solve_ilp(core, time_limit, **options)
+        by, core, time_limit, options = pickle.loads(requests.read(struct.unpack("<Q", header)[0]))
+        result = by(core, time_limit, **options)
         data = pickle.dumps(result, protocol=pickle.HIGHEST_PROTOCOL)
         answers.write(struct.pack("<Q", len(data)))
         answers.write(data)
