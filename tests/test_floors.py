@@ -41,8 +41,8 @@ SHORTCUTS = {
 EXTERNAL = {
     "language": {"numpy", "networkx", "cupy"},  # CuPy only where an array is its own
     "ops": {"numpy"},
-    "comm": {"numpy", "mpi4py", "cupy", "cupyx"},
-    "cuda": {"numpy", "cupy", "cupyx"},
+    "comm": {"numpy", "mpi4py", "cupy", "cupyx", "torch"},
+    "cuda": {"numpy", "cupy", "cupyx", "torch"},
 }
 """What the lower floors may take from outside of the standard library."""
 
