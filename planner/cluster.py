@@ -65,6 +65,15 @@ class Device:
         Fraction of the peak that large matrix products were measured to reach.
     launch_seconds
         Time to start one kernel.
+    sustained
+        Part of that ceiling that a long run keeps: clocks fall where the power limit is reached.
+    memory_ceiling
+        Fraction of the memory bandwidth that kernels reach.
+    multiprocessors
+        How many parts of the device work on tiles of a matrix product at a time; None where that is not known, and
+        products are then not cut into waves (see `sbp.planner.kernels`).
+    fused_attention_ceiling
+        Fraction of the peak that attention without stored scores reaches.
     """
 
     name: str
@@ -74,6 +83,10 @@ class Device:
     matmul_ceiling: float = 0.8
     launch_seconds: float = 4e-6
     reserved_memory_bytes: int = 0
+    sustained: float = 1.0
+    memory_ceiling: float = 1.0
+    multiprocessors: int | None = None
+    fused_attention_ceiling: float = 0.3
 
     def __post_init__(self) -> None:
         owner = f"device {_name('device', self.name)}"
@@ -96,7 +109,10 @@ class Device:
             )
         bandwidth = _number(owner, "memory bandwidth", self.memory_bandwidth_bytes_per_second, above=True)
         set_(self, "memory_bandwidth_bytes_per_second", bandwidth)
-        set_(self, "matmul_ceiling", _number(owner, "matmul_ceiling", self.matmul_ceiling, high=1.0, above=True))
+        for field in ("matmul_ceiling", "sustained", "memory_ceiling", "fused_attention_ceiling"):
+            set_(self, field, _number(owner, field, getattr(self, field), high=1.0, above=True))
+        if self.multiprocessors is not None:
+            _whole(owner, "multiprocessors", self.multiprocessors)
         set_(self, "launch_seconds", _number(owner, "launch_seconds", self.launch_seconds))
 
     @property

@@ -13,6 +13,10 @@
       memory_bandwidth_gb_per_s: 2039
       matmul_ceiling: 0.87             # optional: fraction of the peak that large products reach
       launch_us: 4                     # optional: time to start a kernel
+      sustained: 0.95                  # optional: part of that ceiling which a long run keeps (power limit)
+      memory_ceiling: 0.92             # optional: fraction of the memory bandwidth that kernels reach
+      multiprocessors: 108             # optional: for the tiles and waves of matrix products
+      fused_attention_ceiling: 0.32    # optional: fraction of the peak that attention without stored scores reaches
     tiers:                             # innermost first
       - name: nvlink
         span: node                     # node, all, or a number of consecutive ranks
@@ -81,6 +85,10 @@ _DEVICE_KEYS = {
     "memory_bandwidth_gb_per_s": _Key("memory_bandwidth_bytes_per_second", "number", _GIGA, above=True),
     "matmul_ceiling": _Key("matmul_ceiling", "number", required=False, above=True, high=_ONE),
     "launch_us": _Key("launch_seconds", "number", _MICRO, required=False),
+    "sustained": _Key("sustained", "number", required=False, above=True, high=_ONE),
+    "memory_ceiling": _Key("memory_ceiling", "number", required=False, above=True, high=_ONE),
+    "multiprocessors": _Key("multiprocessors", "whole", required=False),
+    "fused_attention_ceiling": _Key("fused_attention_ceiling", "number", required=False, above=True, high=_ONE),
 }
 _TIER_KEYS = {
     "name": _Key("name", "text"),
