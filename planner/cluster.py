@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sbp.errors import ClusterError
+from sbp.fields import is_finite_number
 
 PEAK_TYPES = ("f64", "f32", "tf32", "bf16", "f16", "fp8")
 """Element types that a device can state a peak for."""
@@ -30,8 +31,7 @@ _STAND_INS = {
 
 def _number(owner: str, field: str, value: Any, low: float = 0.0, high: float = math.inf, above: bool = False) -> float:
     """A finite number in [low, high], or in (low, high] if `above`."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value > high or value < low or (above and value == low):
+    if not is_finite_number(value) or value > high or value < low or (above and value == low):
         bounds = f"above {low:g}" if above else f"of at least {low:g}"
         if high < math.inf:
             bounds += f" and at most {high:g}"
@@ -43,6 +43,16 @@ def _whole(owner: str, field: str, value: Any, low: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ClusterError(f"{owner}: {field} must be a whole number of at least {low}, got {value!r}.")
     return value
+
+
+def _pairs(owner: str, field: str, given: Any) -> list[tuple[Any, Any]]:
+    """The pairs of a mapping, or of a list of pairs."""
+    pairs = list(given.items()) if isinstance(given, Mapping) else given
+    if not isinstance(pairs, (list, tuple)) or any(
+        not isinstance(pair, (list, tuple)) or len(pair) != 2 or isinstance(pair[0], (list, dict)) for pair in pairs
+    ):
+        raise ClusterError(f"{owner}: {field} must be a mapping or a list of pairs, got {given!r}.")
+    return [(key, value) for key, value in pairs]
 
 
 def _name(owner: str, value: Any) -> str:
@@ -90,8 +100,7 @@ class Device:
 
     def __post_init__(self) -> None:
         owner = f"device {_name('device', self.name)}"
-        pairs = self.peak_flops_per_second
-        peaks = dict(pairs.items() if isinstance(pairs, Mapping) else pairs)
+        peaks = dict(_pairs(owner, "peak_flops_per_second", self.peak_flops_per_second))
         if not peaks:
             raise ClusterError(f"{owner}: peak_flops_per_second needs at least one of {', '.join(PEAK_TYPES)}.")
         for dtype in peaks:
@@ -184,9 +193,8 @@ class Tier:
         set_(self, "bandwidth_bytes_per_second", bandwidth)
         set_(self, "efficiency", _number(owner, "efficiency", self.efficiency, high=1.0, above=True))
         for field in ("group_bandwidths", "all_reduce_bandwidths"):
-            given = getattr(self, field)
-            pairs = sorted(given.items() if isinstance(given, Mapping) else given)
-            table = tuple((_whole(owner, field, k, 2), _number(owner, field, b, above=True)) for k, b in pairs)
+            pairs = _pairs(owner, field, getattr(self, field))
+            table = tuple(sorted((_whole(owner, field, k, 2), _number(owner, field, b, above=True)) for k, b in pairs))
             if len({k for k, _ in table}) != len(table):
                 raise ClusterError(f"{owner}: {field} gives a group size twice.")
             set_(self, field, table)

@@ -324,7 +324,7 @@ class Plan:
         for key in ("graph", "cluster"):
             file[key].mapping()
         graph = Graph.from_json(file["graph"].value)
-        cluster = _cluster_from(file["cluster"])
+        cluster = Cluster.from_json(file["cluster"].value)
         mesh = check_mesh(_mesh_from(file["mesh"]), cluster)
         limit = file["memory_limit_bytes"]
         plan = cls(
@@ -387,13 +387,6 @@ class Plan:
 
 
 # -- fields of a plan file ---------------------------------------------------------------------------------------------
-
-
-def _cluster_from(item: Field) -> Cluster:
-    try:
-        return Cluster.from_json(item.value)
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
-        raise item.wrong("a cluster as Cluster.to_json writes it") from None
 
 
 def _mesh_from(item: Field) -> Mesh:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sbp.errors import SbpError
 
 Made = TypeVar("Made")
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether a value is a number that a float can hold, and no truth value.
+
+    Unlike `math.isfinite` this is an answer for whole numbers of hundreds of digits, too.
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 class Field:
@@ -96,7 +104,7 @@ class Field:
     def number(self, least: float | None = None) -> float:
         """A finite number, of at least `least`."""
         bound = "" if least is None else f" of at least {least:g}"
-        if not isinstance(self.value, (int, float)) or isinstance(self.value, bool) or not math.isfinite(self.value):
+        if not is_finite_number(self.value):
             raise self.wrong(f"a number{bound}")
         if least is not None and self.value < least:
             raise self.wrong(f"a number{bound}")
