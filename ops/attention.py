@@ -154,6 +154,9 @@ def _(attributes, inputs, outputs):
     return {**attributes, "offset": attributes["offset"] + inputs[1].offset[2] - inputs[2].offset[2]}
 
 
+# FlashAttention-2 adds the queries' gradient up in f32, beside the rows' sums of grad * out (Dao 2023,
+# arXiv:2307.08691).
+attention_backward.workspace = lambda b, kv, g, s, d: 4 * b * kv * g * s * (d + 1)
 attention_backward.flops = lambda b, kv, g, s, t, d, e, causal: 2 * b * kv * g * _pairs(s, t, causal) * (3 * d + 2 * e)
 
 
@@ -206,6 +209,7 @@ def _(attributes, inputs, outputs):
 
 
 masked_attention_backward.flops = attention_backward.flops
+masked_attention_backward.workspace = attention_backward.workspace
 
 attention.case("f32[1,4,1,2]", "f32[1,2,5,2]", "f32[1,2,5,3]")
 attention.case("f32[1,2,4,2]", "f32[1,2,4,2]", "f32[1,2,4,2]", causal=True)
@@ -219,9 +223,7 @@ for _s, _t, _where in (
     ("f32[1,3,1,1]", "f32[1,1,1,1]", {}),
 ):
     attention_backward.case(_s, _s, _t, _t, _s, _s.rpartition(",")[0] + "]", **_where)
-attention_backward.case(
-    "f32[1,1,1,3]", "f32[1,1,1,2]", "f32[1,1,2,2]", "f32[1,1,2,3]", "f32[1,1,1,3]", "f32[1,1,1]"
-)
+attention_backward.case("f32[1,1,1,3]", "f32[1,1,1,2]", "f32[1,1,2,2]", "f32[1,1,2,3]", "f32[1,1,1,3]", "f32[1,1,1]")
 masked_attention.case("f32[1,4,1,1]", "f32[1,2,5,1]", "f32[1,2,5,2]", "bool[1,1,1,5]")
 masked_attention.case("f32[2,1,3,1]", "f32[2,1,3,1]", "f32[2,1,3,1]", "bool[2,1,3,3]", causal=True)
 masked_attention.case("f32[1,4,2,1]", "f32[1,2,2,1]", "f32[1,2,2,1]", "bool[1,4,1,2]")

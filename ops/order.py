@@ -189,6 +189,8 @@ def _sorted_gradient(grad, x, *, axis, out):
 def _sorting(op: Operator) -> None:
     op.gradient(_sorted_gradient)
     op.flops = lambda elements: 10 * elements
+    # A radix sort on a device goes back and forth between two buffers of keys and places.
+    op.workspace = lambda elements, itemsize: elements * (itemsize + 8)
 
 
 _sorting(sort)

@@ -150,6 +150,7 @@ def reshape(xp, x, *, shape):
 
 
 reshape.flops = reshape.traffic = lambda: 0
+reshape.view = True
 
 
 @reshape.localize
@@ -177,6 +178,7 @@ def detach(xp, x):
 
 
 detach.flops = detach.traffic = lambda: 0
+detach.view = True
 detach.gradient(lambda grad, x: None)
 detach.case("f32[4,6]")
 detach.case("f32[5]")
@@ -258,6 +260,7 @@ def squeeze(xp, x, *, axis=None):
 
 
 squeeze.flops = squeeze.traffic = lambda: 0
+squeeze.view = True
 
 
 @squeeze.localize
@@ -292,6 +295,7 @@ def unsqueeze(xp, x, *, axis):
 
 
 unsqueeze.flops = unsqueeze.traffic = lambda: 0
+unsqueeze.view = True
 
 
 @unsqueeze.gradient

@@ -22,6 +22,7 @@ import numpy as np
 
 from sbp.graph import Graph
 from sbp.layout import Layout
+from sbp.operator import REGISTRY
 from sbp.planner.boxing import LayoutSpace
 from sbp.planner.decisions import Decisions
 from sbp.planner.problem import Problem, ProblemBuilder
@@ -174,6 +175,8 @@ class _Formulation:
         self.outputs: dict[str, tuple[int, np.ndarray]] = {}
         self.kept: dict[str, tuple[int, np.ndarray]] = {}
         self.copies: list[Copies] = []
+        self.counted: dict[str, int] = {}
+        self.from_time = 0
         self._made: dict[Hashable, np.ndarray] = {}
         self._specifications: dict[Hashable, _Sets] = {}
         self._alive: list[object] = []  # keeps arrays whose id() is a key
@@ -191,6 +194,7 @@ class _Formulation:
             numbers = self.strategies.storable(value)
             self.outputs[value] = builder.add_node(np.zeros(len(numbers)), f"output {value}"), numbers
         groups = groups_of(graph)
+        self.counted = _counted_from(graph, groups)
         for value in graph.values:
             self.value(value, groups.get(value, ()))
         return Formulation(
@@ -210,6 +214,7 @@ class _Formulation:
         space = self.strategies.space(value)
         resident = is_resident(self.graph, value)
         producer, made = self.producer(value)
+        self.from_time = self.counted.get(value, 0)
         two_phases = len(groups) > 1 and (not resident or self.graph_phase(groups[1]) == "backward")
         if resident:
             self.usage(producer, 0, self.end + 1, space.bytes[made])
@@ -312,9 +317,11 @@ class _Formulation:
     #
     # Counted is what surely is there while a node runs: what it reads, what waits to be read, what is kept, all state.
     # So the problem never demands more than the finished plan, and its bound holds. What exists only while layouts
-    # change, and sets of several copies between their uses, are left to the finished plan's own account.
+    # change, and sets of several copies between their uses, are left to the finished plan's own account. So are the
+    # workspaces of kernels, and views but for the one that outlives all that it may share memory with.
 
     def usage(self, node: int, start: int, stop: int, usage: np.ndarray) -> None:
+        start = max(start, self.from_time)
         if stop > start:
             self.builder.add_usage(node, start, stop, usage)
 
@@ -455,6 +462,35 @@ class _Formulation:
             return rows[[where[members] for members in sets.sets]]
 
         return self.cached(("member", id(sets), id(wanted)), build, sets, wanted)
+
+
+def _counted_from(graph: Graph, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, int]:
+    """Per value that may share another's memory the time from which it is counted.
+
+    Views are families, with what they are views of. At any time one value of such a family is: the first one until its
+    last use, after that the one that is used last.
+    """
+    family: dict[str, list[str]] = {}
+    root: dict[str, str] = {}
+    for node in graph.nodes:
+        if REGISTRY[node.op].view:
+            first = root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
+            family.setdefault(first, []).append(node.outputs[0])
+
+    def last_use(value: str) -> int:
+        if value not in graph.producers and graph.values[value].kind != "input":
+            return len(graph.nodes)
+        return groups[value][-1].last if value in groups else graph.producers.get(value, (0, 0))[0]
+
+    found: dict[str, int] = {}
+    never = len(graph.nodes) + 1
+    for first, views in family.items():
+        found.update(dict.fromkeys(views, never))
+        heir = max(views, key=last_use)
+        found[heir] = last_use(first) + 1
+    # A state's next value may lie where the old one did, which is counted throughout.
+    found.update((new, never) for new in graph.updates.values() if new in graph.producers)
+    return found
 
 
 def _small_sets(space: LayoutSpace, wanted: Sequence[np.ndarray]) -> list[tuple[int, ...]]:

@@ -8,6 +8,7 @@ from sbp.layout import Layout, Partial
 from sbp.mesh import Mesh
 from sbp.operator import REGISTRY, TensorType
 from sbp.planner.boxing import BoxingTable, Step
+from sbp.planner.buffers import packing_bytes
 from sbp.planner.decisions import Decisions
 from sbp.planner.physical import Box, Compute, Operation, PhysicalPlan, Register
 from sbp.planner.strategies import ComputeCosts
@@ -54,9 +55,10 @@ class _Lowering:
                 self.place(value, signature.outputs[k], graph.values[value].kind)
                 for k, value in enumerate(node.outputs)
             )
-            flops, seconds = self.cost(time)
+            flops, seconds, workspace = self.cost(time)
+            where = node.phase, node.module
             self.operations.append(
-                Compute(node.name, node.op, node.attributes, inputs, outputs, node.phase, node.module, seconds, flops)
+                Compute(node.name, node.op, node.attributes, inputs, outputs, *where, seconds, flops, workspace)
             )
             for value in node.outputs:
                 self.store(value, node.phase)
@@ -81,12 +83,13 @@ class _Lowering:
             for use in groups[0].uses:
                 self.updates[use.state] = self.fetch(value, groups[0].last, self.decisions.sources[use.state], phase)
 
-    def cost(self, time: int) -> tuple[float, float]:
+    def cost(self, time: int) -> tuple[float, float, int]:
         node = self.graph.nodes[time]
         op, types, made = REGISTRY[node.op], self.graph.types(node.inputs), self.graph.types(node.outputs)
         signature = self.decisions.signatures[node.name]
-        flops, moved = op.work(self.graph.rule(node), types, made, node.attributes, signature, self.mesh.shape)
-        return flops, self.compute.compute_seconds(op.name, flops, moved, made[0].dtype)
+        case = self.graph.rule(node), types, made, node.attributes, signature, self.mesh.shape
+        flops, moved = op.work(*case)
+        return flops, self.compute.compute_seconds(op.name, flops, moved, made[0].dtype), op.workspace_bytes(*case)
 
     def register(self, value: str, layout: Layout, kind: str) -> int:
         type = self.graph.values[value].type
@@ -145,7 +148,11 @@ class _Lowering:
         step = copies.steps[layout]
         source = self.make(value, copies, step.before, phase)
         target = self.register(value, layout, "boxing")
-        self.operations.append(Box(step.kind, step.mesh_axis, (source,), (target,), phase, step.seconds, step.bytes))
+        before, after = self.registers[source], self.registers[target]
+        workspace = packing_bytes(step.kind, step.mesh_axis, before, after, self.mesh)
+        self.operations.append(
+            Box(step.kind, step.mesh_axis, (source,), (target,), phase, step.seconds, step.bytes, workspace)
+        )
         copies.registers[layout] = target
         return target
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from sbp.dtype import SIZES
+from sbp.planner.buffers import Buffer, buffers_of, register_bytes
 from sbp.planner.physical import PhysicalPlan, Register
 
-KINDS = ("parameter", "optimizer", "buffer", "input", "activation", "gradient", "boxing")
-"""What registers hold; boxing is copies of values in other layouts (gathered parameters, reduced gradients, ...)."""
+KINDS = ("parameter", "optimizer", "buffer", "input", "activation", "gradient", "boxing", "workspace")
+"""What memory holds. boxing: copies of values in other layouts (gathered parameters, reduced gradients, ...).
+workspace: what kernels and collectives hold while they run, besides their operands."""
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryProfile:
-    """Bytes on the rank with the largest shards, over the operations of the step.
+    """Bytes on one rank over the operations of the step.
 
     Attributes
     ----------
@@ -47,49 +50,52 @@ class MemoryProfile:
         return {kind: int(self.by_kind[number, self.peak_at]) for number, kind in enumerate(KINDS)}
 
 
-def memory_profile(physical: PhysicalPlan) -> MemoryProfile:
+def memory_profile(
+    physical: PhysicalPlan, rank: int | None = None, item_bytes: Mapping[str, int] = SIZES
+) -> MemoryProfile:
     """Memory over time of a physical plan.
 
-    A state value's next value takes the place of the old one when the old one is not read after the next is made, so
-    that optimizer updates happen in place.
+    Views share memory with what they are views of; a state's next value takes the place of the old one where the old
+    one is not read any more (see `sbp.planner.buffers`).
+
+    Parameters
+    ----------
+    rank
+        Default the rank with the largest shards. That is the first one for every register, as shards are never larger
+        on a later rank, so at no time does another rank hold more.
+    item_bytes
+        Bytes of an element by its type, where they are held in other ones than the plan says. Workspace, which is
+        counted in the plan's own, is on every rank that of the largest.
     """
     count = max(len(physical.operations), 1)
     change = np.zeros((len(KINDS), count + 1), dtype=np.int64)
-    for register, start, stop in _held(physical):
-        kind = KINDS.index(register.kind)
-        change[kind, start] += register.bytes
-        change[kind, stop] -= register.bytes
-    return MemoryProfile(np.cumsum(change, axis=1)[:, :count])
+    for buffer in buffers_of(physical).buffers:
+        register = physical.registers[buffer.registers[0]]
+        kind, size = KINDS.index(register.kind), _bytes(physical, register, rank, item_bytes)
+        change[kind, buffer.start] += size
+        change[kind, buffer.stop] -= size
+    by_kind = np.cumsum(change, axis=1)[:, :count]
+    for at, operation in enumerate(physical.operations):
+        by_kind[-1, at] = operation.workspace
+    return MemoryProfile(by_kind)
 
 
 def live_at(physical: PhysicalPlan, operation: int) -> tuple[Register, ...]:
-    """The registers that hold memory while an operation runs, the largest first."""
-    live = [register for register, start, stop in _held(physical) if start <= operation < stop]
+    """The registers that hold memory of their own while an operation runs, the largest first."""
+    live = [
+        physical.registers[buffer.registers[0]]
+        for buffer in buffers_of(physical).buffers
+        if buffer.start <= operation < buffer.stop
+    ]
     return tuple(sorted(live, key=lambda register: (-register.bytes, register.number)))
 
 
-def _held(physical: PhysicalPlan) -> Iterator[tuple[Register, int, int]]:
-    """Registers with memory of their own, each with the operations [start, stop) during which it holds it."""
-    last = max(len(physical.operations), 1) - 1
-    in_place = _in_place(physical)
-    for register, (start, stop) in zip(physical.registers, physical.lifetimes):
-        if register.number not in in_place:
-            start = min(start, last)
-            yield register, start, max(stop, start + 1)
+def buffer_bytes(physical: PhysicalPlan, buffer: Buffer) -> int:
+    """Bytes of a buffer on the rank with the largest shards."""
+    return _bytes(physical, physical.registers[buffer.registers[0]], None, SIZES)
 
 
-def _in_place(physical: PhysicalPlan) -> frozenset[int]:
-    """Registers of next values that take their state's place."""
-    last_read: dict[int, int] = {}
-    made: dict[int, int] = {}
-    for at, operation in enumerate(physical.operations):
-        for number in operation.inputs:
-            last_read[number] = at
-        for number in operation.outputs:
-            made[number] = at
-    found = set()
-    for state, number in physical.updates.items():
-        old = physical.sources[state]
-        if number in made and last_read.get(old, -1) <= made[number]:
-            found.add(number)
-    return frozenset(found)
+def _bytes(physical: PhysicalPlan, register: Register, rank: int | None, item_bytes: Mapping[str, int]) -> int:
+    if rank is None and item_bytes is SIZES:
+        return register.bytes * register.credits
+    return register_bytes(register, physical.mesh, rank or 0, item_bytes)

@@ -42,7 +42,10 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A node run on local shards; the layouts of its registers are its signature."""
+    """A node run on local shards; the layouts of its registers are its signature.
+
+    `workspace` is the memory in bytes that its kernel holds while it runs, besides its operands.
+    """
 
     node: str
     op: str
@@ -53,6 +56,7 @@ class Compute:
     module: str
     seconds: float
     flops: float
+    workspace: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Box:
     """One boxing step along one mesh axis: `kind` is one of `COLLECTIVES` or `LOCAL_STEPS`.
 
     The layouts of source and target differ on `mesh_axis` only. `bytes` is the payload per rank: the larger of the
-    local tensors before and after.
+    local tensors before and after; `workspace` what is held besides while it runs (see `workspace_bytes`).
     """
 
     kind: str
@@ -70,6 +74,7 @@ class Box:
     phase: str
     seconds: float
     bytes: int
+    workspace: int = 0
 
 
 Operation = Compute | Box
@@ -98,9 +103,10 @@ class PhysicalPlan:
 
     @cached_property
     def lifetimes(self) -> tuple[tuple[int, int], ...]:
-        """Per register the half-open range of operation indices during which it holds memory.
+        """Per register the half-open range of operations from its filling to its last reading.
 
-        Sources live from 0, state and outputs to the end; a state's next value lives from its making to the end.
+        Sources are full from 0; state, its next values and outputs stay to the end. What is never read is there while
+        it is made, and an input that is never read during the first operation.
         """
         end = len(self.operations)
         first = [end] * len(self.registers)
@@ -111,18 +117,13 @@ class PhysicalPlan:
                 last[number] = max(last[number], at + 1)
         for number in self.sources.values():
             first[number] = 0
-        kept = [number for value, number in self.sources.items() if self.registers[number].kind != "input"]
-        for number in (*kept, *self.outputs.values(), *self.updates.values()):
+        for number in self.kept:
             first[number] = min(first[number], end)
             last[number] = end
         return tuple((a, max(a, b)) for a, b in zip(first, last))
 
     @cached_property
-    def releases(self) -> tuple[tuple[int, ...], ...]:
-        """Per operation the registers whose last use it is."""
-        found: list[list[int]] = [[] for _ in self.operations]
-        kept = {*self.outputs.values(), *self.updates.values(), *self.sources.values()}
-        for number, (_, stop) in enumerate(self.lifetimes):
-            if number not in kept and 0 < stop <= len(self.operations):
-                found[stop - 1].append(number)
-        return tuple(map(tuple, found))
+    def kept(self) -> frozenset[int]:
+        """Registers that are full after the step: state, its next values, outputs."""
+        state = (number for number in self.sources.values() if self.registers[number].kind != "input")
+        return frozenset((*state, *self.outputs.values(), *self.updates.values()))

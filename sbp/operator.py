@@ -85,8 +85,10 @@ class Operator:
 
     Attributes that can be set after creation: `flops` (a function of the rule's named dimensions, returning FLOP;
     default one per output element), `traffic` (the same, returning bytes read and written; default all operands once;
-    may also name `itemsize`, the bytes of an output element), `reasons` (a signature that would be right but is not
-    admitted, as text -> why). Both functions may name attributes, `elements` (those of the largest operand) and
+    may also name `itemsize`, the bytes of an output element), `workspace` (the same, returning bytes that a device's
+    kernel holds while it runs, besides its operands; default none), `view` (true where the output is the first input's
+    elements in the same order, so that it shares its memory), `reasons` (a signature that would be right but is not
+    admitted, as text -> why). These functions may name attributes, `elements` (those of the largest operand) and
     `elements_out` (those of all outputs), all of them local to a rank.
     """
 
@@ -122,6 +124,8 @@ class Operator:
         self._dtype = dtype
         self.flops: Callable[..., float] | None = None
         self.traffic: Callable[..., float] | None = None
+        self.workspace: Callable[..., float] | None = None
+        self.view = False
         self.cases: list[Case] = []
         self.reasons: dict[str, str] = {}
         self._gradient: Callable | None = None
@@ -220,6 +224,36 @@ class Operator:
         complete = self.complete(attributes)
         return complete if self._localize is None else self._localize(complete, inputs, outputs)
 
+    def workspace_bytes(
+        self,
+        rule: BoundRule,
+        types: Sequence[TensorType],
+        outputs: Sequence[TensorType],
+        attributes: Mapping[str, Any],
+        signature: Signature,
+        mesh_shape: Sequence[int],
+    ) -> int:
+        """Bytes that the kernel holds while it runs, besides its operands, on the rank with the largest shards."""
+        if self.workspace is None:
+            return 0
+        sizes = self._sizes(rule, types, outputs, attributes, signature, mesh_shape)
+        return math.ceil(_named_call(self.workspace, {**sizes, "itemsize": SIZES[outputs[0].dtype]}))
+
+    def _sizes(
+        self,
+        rule: BoundRule,
+        types: Sequence[TensorType],
+        outputs: Sequence[TensorType],
+        attributes: Mapping[str, Any],
+        signature: Signature,
+        mesh_shape: Sequence[int],
+    ) -> Attributes:
+        """What `flops`, `traffic` and `workspace` may name."""
+        local = [math.prod(layout.local_shape(t.shape, mesh_shape)) for layout, t in zip(signature.inputs, types)]
+        made = [math.prod(layout.local_shape(t.shape, mesh_shape)) for layout, t in zip(signature.outputs, outputs)]
+        counts = {"elements": max((*local, *made)), "elements_out": sum(made)}
+        return {**counts, **self.complete(attributes), **rule.local_sizes(signature, mesh_shape)}
+
     def work(
         self,
         rule: BoundRule,
@@ -234,8 +268,7 @@ class Operator:
         made = [math.prod(layout.local_shape(t.shape, mesh_shape)) for layout, t in zip(signature.outputs, outputs)]
         values: Attributes | None = None
         if self.flops is not None or self.traffic is not None:
-            counts = {"elements": max((*local, *made)), "elements_out": sum(made)}
-            values = {**counts, **self.complete(attributes), **rule.local_sizes(signature, mesh_shape)}
+            values = self._sizes(rule, types, outputs, attributes, signature, mesh_shape)
         flops = float(max(made, default=0)) if self.flops is None else float(_named_call(self.flops, values or {}))
         if self.traffic is None:
             moved: float = sum(n * SIZES[t.dtype] for n, t in zip((*local, *made), (*types, *outputs)))

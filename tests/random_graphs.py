@@ -12,8 +12,11 @@ from sbp.trace import GraphBuilder
 SIZES = (4, 6, 8)
 
 
-def random_graph(seed: int, nodes: int = 6) -> Graph:
-    """A graph of up to `nodes` operators with shared values, two phases and, half of the time, a state update."""
+def random_graph(seed: int, nodes: int = 6, views: bool = False) -> Graph:
+    """A graph of up to `nodes` operators with shared values, two phases and, half of the time, a state update.
+
+    With `views` half of the values are seen in another shape, and the state's next value is read as well.
+    """
     generator = random.Random(seed)
     builder = GraphBuilder(f"random {seed}")
     width = generator.choice(SIZES)
@@ -37,7 +40,13 @@ def random_graph(seed: int, nodes: int = 6) -> Graph:
                     values.append(ops.sum(x, axis=None))
                 else:
                     values.append({"relu": ops.relu, "exp": ops.exp}.get(kind, ops.relu)(x))
+                if views and generator.random() < 0.5 and values[-1].ndim == 2:
+                    seen = ops.reshape(ops.detach(values[-1]), shape=(values[-1].shape[0], 2, -1))
+                    values.append(ops.reshape(ops.exp(seen), shape=values[-1].shape))
         if generator.random() < 0.5:
             with builder.at("optimizer"):
-                builder.update(weights[0], ops.scale(weights[0], factor=0.9))
+                new = ops.scale(weights[0], factor=0.9)
+                builder.update(weights[0], new)
+                if views:
+                    return builder.finish([values[-1], ops.sum(ops.exp(new), axis=None)])
         return builder.finish([values[-1]])

@@ -147,11 +147,14 @@ def test_encoding_inverts_decoding():
             assert evaluate(formulation.problem, choice).cost == pytest.approx(assignment.objective, rel=1e-9), seed
 
 
-def test_problem_memory_never_exceeds_the_plan():
+@pytest.mark.parametrize("views", [False, True])
+def test_problem_memory_never_exceeds_the_plan(views):
     """The bound needs this: what the problem counts at any node is there in the finished plan too."""
     for seed in range(30):
         mesh = Mesh((2,))
-        graph, costs, boxing, strategies = prepared(seed, mesh, 5)
+        graph, costs = random_graph(seed, 5, views), RandomCosts(seed)
+        boxing = BoxingTable(mesh, costs)
+        strategies = Strategies(graph, mesh, costs, boxing)
         formulation = formulate(strategies)
         generator = random.Random(seed)
         for _ in range(3):

@@ -17,6 +17,7 @@ KINDS = {
     "activation": "#009e73",
     "gradient": "#cc79a7",
     "boxing": "#d55e00",
+    "workspace": "#e69f00",
 }
 
 PHASES = {"forward": "#0072b2", "backward": "#009e73", "optimizer": "#56b4e9", "local": "#9a9a9a"}

@@ -125,13 +125,13 @@ def _local_step(
     if kind == "slice":
         cuts = {rank: _within(wanted[rank], held[rank]) for rank in ranks}
         # A copy, so that the whole tensor can be freed.
-        return _shared(cuts, lambda array, cut: array[cut].copy())
+        return _shared(cuts, lambda array, cut: xp.copy(array[cut], order="C"))
     assert isinstance(after, Partial)
     neutral = identity(after.reduce, backend.dtype(dtype))
     if kind == "fill":
         first = {group[0] for group in groups}
         keeps = {rank: after.reduce != "sum" or rank in first for rank in ranks}
-        return _shared(keeps, lambda array, keep: array if keep else xp.full_like(array, neutral))
+        return _shared(keeps, lambda array, keep: xp.copy(array, order="C") if keep else xp.full_like(array, neutral))
     pads = {rank: (wanted[rank].shape, _within(held[rank], wanted[rank])) for rank in ranks}
 
     def pad(array: Array, place: tuple[tuple[int, ...], tuple[slice, ...]]) -> Array:

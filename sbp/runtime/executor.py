@@ -2,7 +2,8 @@
 
 Everything that depends on the plan alone (local attributes, shapes, slices, groups) is worked out once, so that a step
 only fetches arrays, calls kernels and posts collectives. A register is empty, filled once by its producer, and emptied
-after its last use: the program order needs one buffer of each register's credits.
+after its last use: the program order needs one buffer of each register's credits. Which registers share memory, and
+when it is given up, is what `sbp.planner.buffers` says, so that the plan's memory is what is held here.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sbp.errors import PlanError, SbpError
 from sbp.interpreter import attributes_in
 from sbp.layout import Shard
 from sbp.operator import REGISTRY
+from sbp.planner.buffers import buffers_of, is_view
 from sbp.planner.physical import Compute, PhysicalPlan, Register
 from sbp.runtime import placement
 from sbp.runtime.boxing import Local, prepare
@@ -118,7 +120,7 @@ class Executor:
         kept = set(self._keep)
         self._steps = [
             (self._prepare(index), tuple(number for number in released if number not in kept))
-            for index, released in enumerate(physical.releases)
+            for index, released in enumerate(buffers_of(physical).releases)
         ]
 
     # -- in and out --------------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ class Executor:
 
     def _prepare_compute(self, operation: Compute) -> Callable[[Table], None]:
         op = REGISTRY[operation.op]
-        kernel, xp = self.backend.kernel(op.name, op.kernel), self.backend.xp
+        kernel, xp, view = self.backend.kernel(op.name, op.kernel), self.backend.xp, is_view(operation)
         inputs, outputs = operation.inputs, operation.outputs
         before = [self._local(number) for number in inputs]
         after = [self._local(number) for number in outputs]
@@ -303,7 +305,8 @@ class Executor:
                             operation, rank, arrays, f"made {list(result.shape)}, the plan says {list(shape)}"
                         )
                     # Kernels may give scalars for arrays of no dimensions, and compute in a wider type.
-                    local[rank] = result if shape and result.dtype == dtype else xp.asarray(result, dtype=dtype)
+                    held = result if shape and result.dtype == dtype else xp.asarray(result, dtype=dtype)
+                    local[rank] = held if view else _own(xp, held, arrays)
             for number, local in zip(outputs, made):
                 table[number] = local
 
@@ -348,6 +351,15 @@ def check_program(physical: PhysicalPlan) -> None:
             raise PlanError(
                 f"state {value!r} is stored in {stored}, its next value in {registers[number].layout}; they must agree."
             )
+
+
+def _own(xp: Any, array: Any, inputs: list[Any]) -> Any:
+    """The array as contiguous memory that nothing else uses and that holds nothing else."""
+    owner = array if array.base is None else array.base
+    alone = array.flags.c_contiguous and getattr(owner, "nbytes", -1) == array.nbytes
+    if alone and not any(owner is other or owner is other.base for other in inputs):
+        return array
+    return xp.array(array, order="C")
 
 
 def _failed(operation: Compute, rank: int, arrays: list[Any], detail: str) -> ExecutionError:
