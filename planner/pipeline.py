@@ -34,7 +34,7 @@ P2P = "p2p"
 
 PHASES = ("forward", "backward", "weight")
 """What a chunk does for a micro-batch. `backward` makes the gradients of the chunk's inputs, and those of its weights
-too unless they have a segment of their own, `weight`, which zero-bubble schedules put where a stage would stand still."""
+too unless these have a segment of their own, `weight`, which zero-bubble schedules put where a stage would idle."""
 
 ONCE = ("before", "after")
 """What a stage does once per step."""
