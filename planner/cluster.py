@@ -19,6 +19,9 @@ from sbp.fields import is_finite_number
 PEAK_TYPES = ("f64", "f32", "tf32", "bf16", "f16", "fp8")
 """Element types that a device can state a peak for."""
 
+TABLES = ("group_bandwidths", "all_reduce_bandwidths", "exchange_bandwidths")
+"""Fields of a tier that hold bandwidths by group size."""
+
 _STAND_INS = {
     "f64": (("f64", 1.0), ("f32", 0.5)),
     "f32": (("f32", 1.0), ("tf32", 1.0), ("bf16", 0.5), ("f16", 0.5)),
@@ -165,6 +168,9 @@ class Tier:
     all_reduce_bandwidths
         (members, bytes/s): bus bandwidth of an all-reduce where it beats a reduce-scatter and an all-gather, because
         the switch itself sums (NVLS); for groups of at least so many members.
+    exchange_bandwidths
+        (members, bytes/s) measured by group size, where all-to-all and sends, which use fewer channels than rings, do
+        not reach the bandwidth of the other collectives.
     links
         How many links of that bandwidth each block of the tier inside has (network cards of a node), shared by its
         ranks; None: one per rank.
@@ -179,6 +185,7 @@ class Tier:
     ramp_seconds_per_sqrt_byte: float = 0.0
     group_bandwidths: tuple[tuple[int, float], ...] = ()
     all_reduce_bandwidths: tuple[tuple[int, float], ...] = ()
+    exchange_bandwidths: tuple[tuple[int, float], ...] = ()
     links: int | None = None
 
     def __post_init__(self) -> None:
@@ -192,7 +199,7 @@ class Tier:
         bandwidth = _number(owner, "bandwidth_bytes_per_second", self.bandwidth_bytes_per_second, above=True)
         set_(self, "bandwidth_bytes_per_second", bandwidth)
         set_(self, "efficiency", _number(owner, "efficiency", self.efficiency, high=1.0, above=True))
-        for field in ("group_bandwidths", "all_reduce_bandwidths"):
+        for field in TABLES:
             pairs = _pairs(owner, field, getattr(self, field))
             table = tuple(sorted((_whole(owner, field, k, 2), _number(owner, field, b, above=True)) for k, b in pairs))
             if len({k for k, _ in table}) != len(table):
@@ -217,6 +224,11 @@ class Tier:
             if rates:
                 found = max(found, min(rates[-1], 2 * found))
         return found
+
+    def exchange_bandwidth(self, members: int) -> float:
+        """What a rank sends in bytes/s in a large all-to-all of `members`, or to one other rank (2 members)."""
+        rates = [rate for size, rate in self.exchange_bandwidths if size <= members]
+        return rates[-1] if rates else self.bandwidth(members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,11 +367,7 @@ class Cluster:
         """Plain data in SI units, for plan files."""
         device = dataclasses.asdict(self.device) | {"peak_flops_per_second": dict(self.device.peak_flops_per_second)}
         tiers = [
-            dataclasses.asdict(tier)
-            | {
-                field: [list(pair) for pair in getattr(tier, field)]
-                for field in ("group_bandwidths", "all_reduce_bandwidths")
-            }
+            dataclasses.asdict(tier) | {field: [list(pair) for pair in getattr(tier, field)] for field in TABLES}
             for tier in self.tiers
         ]
         return {
@@ -386,7 +394,7 @@ class Cluster:
         tiers = []
         for at, item in enumerate(fields["tiers"]):
             given = _fields_of(Tier, item, f"cluster.tiers[{at}]")
-            for field in ("group_bandwidths", "all_reduce_bandwidths"):
+            for field in TABLES:
                 pairs = given.get(field, ())
                 if not isinstance(pairs, (list, tuple)) or any(
                     not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in pairs

@@ -27,6 +27,7 @@
         ramp_ns_per_sqrt_byte: 12      # optional: the square-root term
         measured_gb_per_s: {2: 22.5}   # optional: by group size, where links are no switch
         all_reduce_gb_per_s: {8: 480}  # optional: all-reduce that the switch sums, by group size
+        exchange_gb_per_s: {8: 200}    # optional: all-to-all (2: and sends) where slower than rings, by group size
         links: 8                       # optional: links of that bandwidth per block of the tier inside, such as
                                        # network cards per node, shared by its devices; without it one per device
 
@@ -100,6 +101,7 @@ _TIER_KEYS = {
     "ramp_ns_per_sqrt_byte": _Key("ramp_seconds_per_sqrt_byte", "number", _NANO, required=False),
     "measured_gb_per_s": _Key("group_bandwidths", "sizes", _GIGA, required=False, above=True),
     "all_reduce_gb_per_s": _Key("all_reduce_bandwidths", "sizes", _GIGA, required=False, above=True),
+    "exchange_gb_per_s": _Key("exchange_bandwidths", "sizes", _GIGA, required=False, above=True),
     "links": _Key("links", "whole", required=False),
 }
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from sbp.errors import ClusterError
 from sbp.planner.cluster import Cluster, Tier
 
-_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+"""How often a payload goes round, less the share that each member holds already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def collective_terms(kind: str, group: Placement) -> Terms:
     which the two meet. A group that crosses a border which its size does not force it to cross is not cheaper for it.
     """
     constant = root = linear = 0.0
-    passes, all_reduce = _PASSES[kind], kind == "all_reduce"
+    passes, all_reduce = PASSES[kind], kind == "all_reduce"
     moved = passes * (group.size - 1) / group.size
     stripes = 1
     for meeting in group.meetings:
@@ -173,14 +174,15 @@ def collective_terms(kind: str, group: Placement) -> Terms:
         links = meeting.member_links if exchange else meeting.ring_links
         constant += tier.latency_seconds + passes * math.ceil(math.log2(members)) * tier.hop_seconds
         root += share * math.sqrt(stripes) * tier.ramp_seconds_per_sqrt_byte
-        linear = max(linear, share / (tier.bandwidth(members, all_reduce) * links))
+        rate = tier.exchange_bandwidth(members) if exchange else tier.bandwidth(members, all_reduce)
+        linear = max(linear, share / (rate * links))
         stripes *= meeting.fewest
     own = Terms(constant, root, linear)
     return own if group.nearest is None else own.at_least(collective_terms(kind, group.nearest))
 
 
 def transfer_seconds(cluster: Cluster, source_rank: int, target_rank: int, bytes: float, sharing: int = 1) -> float:
-    """Time of sending bytes from one rank to another: what each of two ranks needs to gather as much from the other.
+    """Time of sending bytes from one rank to another: what two ranks need to exchange as much.
 
     Parameters
     ----------
@@ -196,7 +198,7 @@ def transfer_seconds(cluster: Cluster, source_rank: int, target_rank: int, bytes
     if bytes <= 0 or source_rank == target_rank:
         return 0.0
     pair = placement(cluster, (source_rank, target_rank))
-    terms = collective_terms("all_gather", pair)
+    terms = collective_terms("all_to_all", pair)
     tier = pair.meetings[-1].tier
     ranks = _ranks_inside(cluster, tier)
     slower = sharing if tier.links is None else _links_each(tier, ranks, 1) / _links_each(tier, ranks, sharing)

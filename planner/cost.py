@@ -10,6 +10,7 @@ from sbp.errors import ClusterError
 from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster
 from sbp.planner.collective import Placement, Terms, collective_terms, placements
+from sbp.planner.list_calls import ListCalls
 from sbp.planner.physical import COLLECTIVES, LOCAL_STEPS
 
 VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view", "identity"})
@@ -45,12 +46,15 @@ class AnalyticCostModel:
         The hardware.
     views
         Names of operators that move nothing.
+    lists
+        What a framework adds whose collectives take lists of tensors; default none of that.
     """
 
-    def __init__(self, cluster: Cluster, views: Collection[str] = VIEWS) -> None:
+    def __init__(self, cluster: Cluster, views: Collection[str] = VIEWS, lists: ListCalls | None = None) -> None:
         device = cluster.device
         self.cluster = cluster
         self.views = frozenset(views)
+        self.lists = lists
         self._seconds_per_byte = 1.0 / device.memory_bandwidth_bytes_per_second
         self._launch = device.launch_seconds
         self._seconds_per_flop: dict[str, float] = {}
@@ -85,7 +89,10 @@ class AnalyticCostModel:
         if bytes <= 0 or not terms:
             return 0.0
         root = math.sqrt(bytes)
-        return max(term.constant + term.root * root + term.linear * bytes for term in terms)
+        wire = max(term.constant + term.root * root + term.linear * bytes for term in terms)
+        if self.lists is None or kind in LOCAL_STEPS:
+            return wire
+        return wire + self.lists.seconds(kind, mesh.shape[axis], bytes, self.cluster.device)
 
     def _prepare(self, kind: str, mesh: Mesh, axis: int) -> tuple[Terms, ...]:
         """The terms of the differently placed groups of an axis; none for groups of one rank."""

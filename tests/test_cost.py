@@ -3,9 +3,9 @@
 import importlib.util
 import math
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster, Device, Tier, presets
 from sbp.planner.collective import placement
 from sbp.planner.cost import AnalyticCostModel, CheckedCostModel, CostModel, as_cost_model
-from sbp.planner.physical import COLLECTIVES, LOCAL_STEPS
 
 MEASURED = Path(__file__).parents[2] / "shared" / "published_runs" / "collectives.csv"
 
@@ -156,120 +155,6 @@ def test_local_steps_cost_memory_traffic():
     assert seconds("pad", (4, 4), 0, 1e9) == pytest.approx(1e-6 + 1.25 * 1e9 / 1e12)
 
 
-# Laws
-
-
-@st.composite
-def clusters(draw):
-    if draw(st.booleans()):
-        return Cluster.preset(draw(st.sampled_from(presets())), nodes=draw(st.integers(1, 5)))
-    rate, short = st.floats(1e8, 1e12), st.floats(0, 1e-3)
-    per_node = draw(st.integers(1, 8))
-    tiers = []
-    for name, span in (("bus", per_node), ("net", None)):
-        tier = Tier(
-            name, span, draw(short), draw(rate), draw(st.floats(0.01, 1)), draw(short), draw(st.floats(0, 1e-6))
-        )
-        sizes = draw(st.dictionaries(st.integers(2, 8), rate, max_size=3))
-        tier = replace(tier, group_bandwidths=tuple(sorted(sizes.items())))
-        gains = draw(st.dictionaries(st.integers(2, 8), st.floats(1, 2), max_size=2))
-        summed = tuple((size, gain * tier.bandwidth(size)) for size, gain in sorted(gains.items()))
-        tiers.append(replace(tier, all_reduce_bandwidths=summed))
-    return Cluster("drawn", DEVICE, draw(st.integers(1, 5)), per_node, tuple(tiers))
-
-
-@st.composite
-def placed(draw):
-    """A cluster, a mesh on it and an axis."""
-    cluster = draw(clusters())
-    shape, left = [], cluster.size
-    for _ in range(draw(st.integers(1, 3))):
-        shape.append(draw(st.integers(1, left)))
-        left //= shape[-1]
-    axis = draw(st.integers(0, len(shape) - 1))
-    return cluster, Mesh(tuple(shape)), axis
-
-
-PAYLOADS = st.floats(0, 1e13)
-
-
-@given(placed(), st.sampled_from(COLLECTIVES + LOCAL_STEPS), PAYLOADS, st.floats(1, 100))
-def test_non_negative_finite_and_monotone_in_bytes(where, kind, payload, more):
-    cluster, mesh, axis = where
-    model = AnalyticCostModel(cluster)
-    here = model.collective_seconds(kind, mesh, axis, payload)
-    assert 0.0 <= here < math.inf
-    assert here <= model.collective_seconds(kind, mesh, axis, payload * more)
-    assert (here == 0.0) == (payload == 0.0 or mesh.shape[axis] == 1)
-
-
-@given(placed(), PAYLOADS)
-def test_all_reduce_against_its_halves(where, payload):
-    """reduce-scatter <= all-reduce <= reduce-scatter + all-gather, and the sum is above by at most one start,
-    where no switch sums."""
-    cluster, mesh, axis = where
-    model = AnalyticCostModel(cluster)
-    whole, scatter, gather = (
-        model.collective_seconds(kind, mesh, axis, payload) for kind in ("all_reduce", "reduce_scatter", "all_gather")
-    )
-    slack = 1e-9 * whole
-    assert scatter <= whole + slack
-    assert whole <= scatter + gather + slack
-    if not any(tier.all_reduce_bandwidths for tier in cluster.tiers):
-        start = sum(tier.latency_seconds for tier in cluster.tiers)
-        assert scatter + gather <= whole + start + slack
-
-
-@given(placed(), st.sampled_from(COLLECTIVES), PAYLOADS, st.integers(0, 1), st.floats(0.1, 1))
-def test_a_slower_link_never_helps(where, kind, payload, at, factor):
-    cluster, mesh, axis = where
-    at %= len(cluster.tiers)
-    tier = cluster.tiers[at]
-    slower = replace(
-        tier,
-        bandwidth_bytes_per_second=tier.bandwidth_bytes_per_second * factor,
-        group_bandwidths=tuple((size, rate * factor) for size, rate in tier.group_bandwidths),
-        all_reduce_bandwidths=tuple((size, rate * factor) for size, rate in tier.all_reduce_bandwidths),
-    )
-    worse = replace(cluster, tiers=(*cluster.tiers[:at], slower, *cluster.tiers[at + 1 :]))
-    here = AnalyticCostModel(cluster).collective_seconds(kind, mesh, axis, payload)
-    there = AnalyticCostModel(worse).collective_seconds(kind, mesh, axis, payload)
-    assert here <= there * (1 + 1e-12)
-
-
-@given(placed(), PAYLOADS)
-def test_links_carry_what_must_pass_through_them(where, payload):
-    """Independent count of bytes, rank by rank: no link is given more than its bandwidth, whatever the algorithm."""
-    cluster, mesh, axis = where
-    model = AnalyticCostModel(cluster)
-    exchanged, gathered, scattered = (
-        model.collective_seconds(kind, mesh, axis, payload) for kind in ("all_to_all", "all_gather", "reduce_scatter")
-    )
-    slack = 1 + 1e-9
-    for group in mesh.groups(axis):
-        inner = 1
-        for tier in cluster.tiers:
-            span, rate = (
-                cluster.span(tier),
-                max([tier.bandwidth_bytes_per_second, *(b for _, b in tier.group_bandwidths)]),
-            )
-            inside, outer = Counter(r // inner for r in group), Counter(r // span for r in group)
-            for rank in group:
-                there = outer[rank // span] - inside[rank // inner]
-                assert exchanged * slack >= payload * there / len(group) / rate
-                if len(outer) == 1:
-                    # What the ranks of an inner block lack comes in over this tier, on a link per rank.
-                    assert gathered * slack >= payload * there / len(group) / (inside[rank // inner] * rate)
-                    assert scattered * slack >= payload * there / len(group) / (inside[rank // inner] * rate)
-            inner = span
-
-
-def test_groups_of_one_rank_and_empty_payloads_are_free():
-    for kind in COLLECTIVES + LOCAL_STEPS:
-        assert seconds(kind, (1, 16), 0, 1e9) == 0.0
-        assert seconds(kind, (16,), 0, 0) == 0.0
-
-
 # Errors
 
 
@@ -326,7 +211,7 @@ def test_as_cost_model():
 
 
 def test_measured_collectives():
-    """Bounds on what `benchmarks/collectives.py` prints; MI200's times other than all-reduce include tensor copies."""
+    """Bounds on what `benchmarks/collectives.py` prints, from the presets and from constants fitted to other points."""
     if not MEASURED.is_file():
         pytest.skip(f"the table of measured collectives is not at {MEASURED}")
     path = Path(__file__).parents[1] / "benchmarks" / "collectives.py"
@@ -336,9 +221,15 @@ def test_measured_collectives():
     spec.loader.exec_module(benchmark)
     points = benchmark.compare(MEASURED)
     assert len(points) > 400
-    bounds = {"A100-80G-SXM": 0.08, "V100-SXM2": 0.06, "H200-141G-SXM": 0.04, "B200-SXM": 0.10, "MI300X": 0.02}
+    bounds = {
+        "A100-80G-SXM": 0.07,
+        "V100-SXM2": 0.05,
+        "H200-141G-SXM": 0.03,
+        "B200-SXM": 0.09,
+        "MI300X": 0.01,
+        "MI200(GCD)": 0.065,
+    }
     for gpu, bound in bounds.items():
-        errors = [abs(point.error) for point in points if point.gpu == gpu]
-        assert sum(errors) / len(errors) < bound, gpu
-    errors = [abs(p.error) for p in points if p.gpu == "MI200(GCD)" and p.kind == "all_reduce" and p.ranks <= 8]
-    assert sum(errors) / len(errors) < 0.05
+        assert mean(abs(point.error) for point in points if point.measured.gpu == gpu) < bound, gpu
+    assert mean(abs(point.error) for point in points) < 0.065
+    assert mean(abs(point.error) for point in benchmark.held_out(MEASURED)) < 0.07

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_clusters import clusters
 
 from sbp.errors import ClusterError
 from sbp.mesh import Mesh
-from sbp.planner.cluster import Cluster, Device, Tier, presets
+from sbp.planner.cluster import Cluster, Device, Tier
 from sbp.planner.collective import placements, stage_transfer_seconds, transfer_seconds, transfers_seconds
 from sbp.planner.cost import AnalyticCostModel
 
@@ -91,27 +92,6 @@ def test_crowds_are_counted_where_groups_lie_unevenly():
     shares = [[(m.tier.name, m.ring_links, m.member_links) for m in place.meetings] for place in found]
     assert shares[0] == [("bus", 1.0, 1.0)]
     assert shares[1] == [("bus", 1.0, 1.0), ("net", 1 / 2, 1 / 4)]
-
-
-@st.composite
-def clusters(draw):
-    if draw(st.booleans()):
-        return Cluster.preset(draw(st.sampled_from(presets())), nodes=draw(st.integers(1, 5)))
-    rate, short = st.floats(1e8, 1e12), st.floats(0, 1e-3)
-    per_node = draw(st.integers(1, 8))
-    tiers = [
-        Tier(
-            name,
-            span,
-            draw(short),
-            draw(rate),
-            hop_seconds=draw(short),
-            ramp_seconds_per_sqrt_byte=draw(st.floats(0, 1e-6)),
-            links=draw(st.none() | st.integers(1, 16)),
-        )
-        for name, span in (("bus", per_node), ("net", None))
-    ]
-    return Cluster("drawn", DEVICE, draw(st.integers(1, 5)), per_node, tuple(tiers))
 
 
 @given(clusters(), st.data(), st.floats(0, 1e12), st.floats(1, 100), st.integers(1, 9))
