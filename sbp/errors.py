@@ -26,6 +26,10 @@ class GraphError(SbpError):
     """A graph that is not well formed: unknown value, wrong shape, cycle."""
 
 
+class FrontendError(SbpError):
+    """A model of another framework that cannot be imported."""
+
+
 class ClusterError(SbpError):
     """A cluster description that is incomplete or contradictory."""
 
