@@ -19,7 +19,7 @@ from sbp.fields import is_finite_number
 PEAK_TYPES = ("f64", "f32", "tf32", "bf16", "f16", "fp8")
 """Element types that a device can state a peak for."""
 
-TABLES = ("group_bandwidths", "all_reduce_bandwidths", "exchange_bandwidths")
+TABLES = ("group_bandwidths", "gather_bandwidths", "all_reduce_bandwidths", "exchange_bandwidths")
 """Fields of a tier that hold bandwidths by group size."""
 
 _STAND_INS = {
@@ -64,6 +64,23 @@ def _name(owner: str, value: Any) -> str:
     return value
 
 
+def _operators(owner: str, given: Any) -> tuple[tuple[str, float, float], ...]:
+    """(operator, seconds, bytes/s), sorted."""
+    rows = list(given) if isinstance(given, (list, tuple)) else None
+    if rows is None or any(not isinstance(row, (list, tuple)) or len(row) != 3 for row in rows):
+        raise ClusterError(f"{owner}: operators must be a list of (operator, seconds, bytes/s), got {given!r}.")
+    found = {
+        _name(f"{owner}: an operator", name): (
+            _number(owner, f"seconds of operator {name}", seconds),
+            _number(owner, f"bytes/s of operator {name}", rate, above=True),
+        )
+        for name, seconds, rate in rows
+    }
+    if len(found) != len(rows):
+        raise ClusterError(f"{owner}: operators gives one of them twice.")
+    return tuple((name, *found[name]) for name in sorted(found))
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One rank's processor.
@@ -87,6 +104,9 @@ class Device:
         products are then not cut into waves (see `sbp.planner.kernels`).
     fused_attention_ceiling
         Fraction of the peak that attention without stored scores reaches.
+    operators
+        (operator, seconds, bytes/s) as `sbp profile` measures them: what starting its kernel takes, and how fast it
+        reads and writes; in place of `launch_seconds` and the memory bandwidth.
     """
 
     name: str
@@ -100,6 +120,7 @@ class Device:
     memory_ceiling: float = 1.0
     multiprocessors: int | None = None
     fused_attention_ceiling: float = 0.3
+    operators: tuple[tuple[str, float, float], ...] = ()
 
     def __post_init__(self) -> None:
         owner = f"device {_name('device', self.name)}"
@@ -126,6 +147,7 @@ class Device:
         if self.multiprocessors is not None:
             _whole(owner, "multiprocessors", self.multiprocessors)
         set_(self, "launch_seconds", _number(owner, "launch_seconds", self.launch_seconds))
+        set_(self, "operators", _operators(owner, self.operators))
 
     @property
     def usable_memory_bytes(self) -> int:
@@ -168,6 +190,8 @@ class Tier:
     all_reduce_bandwidths
         (members, bytes/s): bus bandwidth of an all-reduce where it beats a reduce-scatter and an all-gather, because
         the switch itself sums (NVLS); for groups of at least so many members.
+    gather_bandwidths
+        (members, bytes/s) of an all-gather by group size, where adding up, not the link, holds the others back.
     exchange_bandwidths
         (members, bytes/s) measured by group size, where all-to-all and sends, which use fewer channels than rings, do
         not reach the bandwidth of the other collectives.
@@ -185,6 +209,7 @@ class Tier:
     ramp_seconds_per_sqrt_byte: float = 0.0
     group_bandwidths: tuple[tuple[int, float], ...] = ()
     all_reduce_bandwidths: tuple[tuple[int, float], ...] = ()
+    gather_bandwidths: tuple[tuple[int, float], ...] = ()
     exchange_bandwidths: tuple[tuple[int, float], ...] = ()
     links: int | None = None
 
@@ -215,20 +240,25 @@ class Tier:
 
     def bandwidth(self, members: int, all_reduce: bool = False) -> float:
         """Bus bandwidth in bytes/s per device that a large collective of `members` reaches."""
-        found = self.bandwidth_bytes_per_second * self.efficiency
-        for size, rate in self.group_bandwidths:
-            if size <= members:
-                found = rate
+        found = _for_size(self.group_bandwidths, members, self.bandwidth_bytes_per_second * self.efficiency)
         if all_reduce:
-            rates = [rate for size, rate in self.all_reduce_bandwidths if size <= members]
-            if rates:
-                found = max(found, min(rates[-1], 2 * found))
+            both = 2 / (1 / found + 1 / self.gather_bandwidth(members))
+            return max(both, min(_for_size(self.all_reduce_bandwidths, members, 0.0), 2 * found))
         return found
+
+    def gather_bandwidth(self, members: int) -> float:
+        """What a large all-gather of `members` reaches, in bytes/s per device."""
+        return _for_size(self.gather_bandwidths, members, self.bandwidth(members))
 
     def exchange_bandwidth(self, members: int) -> float:
         """What a rank sends in bytes/s in a large all-to-all of `members`, or to one other rank (2 members)."""
-        rates = [rate for size, rate in self.exchange_bandwidths if size <= members]
-        return rates[-1] if rates else self.bandwidth(members)
+        return _for_size(self.exchange_bandwidths, members, self.bandwidth(members))
+
+
+def _for_size(table: tuple[tuple[int, float], ...], members: int, default: float) -> float:
+    """The bandwidth of the largest group size up to `members` in a table."""
+    rates = [rate for size, rate in table if size <= members]
+    return rates[-1] if rates else default
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@
       memory_ceiling: 0.92             # optional: fraction of the memory bandwidth that kernels reach
       multiprocessors: 108             # optional: for the tiles and waves of matrix products
       fused_attention_ceiling: 0.32    # optional: fraction of the peak that attention without stored scores reaches
+      operators: {gelu: [12, 0.8]}     # optional: us to start the operator's kernel, and GB/s that it reads and writes
     tiers:                             # innermost first
       - name: nvlink
         span: node                     # node, all, or a number of consecutive ranks
@@ -27,6 +28,7 @@
         ramp_ns_per_sqrt_byte: 12      # optional: the square-root term
         measured_gb_per_s: {2: 22.5}   # optional: by group size, where links are no switch
         all_reduce_gb_per_s: {8: 480}  # optional: all-reduce that the switch sums, by group size
+        gather_gb_per_s: {8: 200}      # optional: all-gather, where faster than what also adds up, by group size
         exchange_gb_per_s: {8: 200}    # optional: all-to-all (2: and sends) where slower than rings, by group size
         links: 8                       # optional: links of that bandwidth per block of the tier inside, such as
                                        # network cards per node, shared by its devices; without it one per device
@@ -55,7 +57,8 @@ _EXACT = Context(prec=1000, traps=[])
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """One key of the file: the field it sets, and what it takes: text, span, whole, number, or a table of numbers.
+    """One key of the file: the field it sets, and what it takes: text, span, whole, number, or a table of numbers or of
+    operators.
 
     `unit` is what one unit of the file is in the field's unit.
     """
@@ -90,7 +93,11 @@ _DEVICE_KEYS = {
     "memory_ceiling": _Key("memory_ceiling", "number", required=False, above=True, high=_ONE),
     "multiprocessors": _Key("multiprocessors", "whole", required=False),
     "fused_attention_ceiling": _Key("fused_attention_ceiling", "number", required=False, above=True, high=_ONE),
+    "operators": _Key("operators", "operators", required=False),
 }
+_OPERATOR = (_Key("seconds", "number", _MICRO), _Key("rate", "number", _GIGA, above=True))
+"""What stands in the file for each operator."""
+
 _TIER_KEYS = {
     "name": _Key("name", "text"),
     "span": _Key("span", "span"),
@@ -101,6 +108,7 @@ _TIER_KEYS = {
     "ramp_ns_per_sqrt_byte": _Key("ramp_seconds_per_sqrt_byte", "number", _NANO, required=False),
     "measured_gb_per_s": _Key("group_bandwidths", "sizes", _GIGA, required=False, above=True),
     "all_reduce_gb_per_s": _Key("all_reduce_bandwidths", "sizes", _GIGA, required=False, above=True),
+    "gather_gb_per_s": _Key("gather_bandwidths", "sizes", _GIGA, required=False, above=True),
     "exchange_gb_per_s": _Key("exchange_bandwidths", "sizes", _GIGA, required=False, above=True),
     "links": _Key("links", "whole", required=False),
 }
@@ -235,6 +243,13 @@ class _Reader:
                         name_node, f"unknown element type {name!r} in {place}; {_suggestion(name, PEAK_TYPES)}."
                     )
             return {name: float(self.number(value, f"{place}.{name}", key)) for name, (_, value) in table.items()}
+        if key.takes == "operators":
+            return [
+                (name, *(float(self.number(item, f"{place}.{name}", unit)) for item, unit in zip(pair, _OPERATOR)))
+                for name, pair in (
+                    (name, self.pair(node, f"{place}.{name}")) for name, (_, node) in self.children(node, place).items()
+                )
+            ]
         if key.takes == "sizes":
             return {
                 self.whole(size, f"a group size in {place}", "a whole number of at least 2", 2): float(
@@ -243,6 +258,11 @@ class _Reader:
                 for size, value in self.children(node, place).values()
             }
         return float(self.number(node, place, key))
+
+    def pair(self, node: yaml.Node, place: str) -> list[yaml.Node]:
+        if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
+            raise self.fail(node, f"{place} must be a list of two numbers, us and GB/s, got {_shown(node)}.")
+        return node.value
 
     def whole(self, node: yaml.Node, place: str, expected: str, low: int = 1) -> int:
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
@@ -312,6 +332,9 @@ def _lines(owner: Device | Tier, keys: dict[str, _Key], cluster: Cluster) -> lis
         if key.takes in ("peaks", "sizes"):
             if value:
                 lines.append(f"{name}: {{{', '.join(f'{k}: {_in_unit(v, key.unit)}' for k, v in value)}}}")
+        elif key.takes == "operators":
+            shown = (f"{n}: [{_in_unit(s, _MICRO)}, {_in_unit(r, _GIGA)}]" for n, s, r in value)
+            lines += [f"{name}: {{{', '.join(shown)}}}"] if value else []
         elif key.takes == "whole":
             if value is not None:
                 lines.append(f"{name}: {value}")

@@ -69,10 +69,6 @@ class Terms:
         """Time for a payload in bytes per rank."""
         return self.constant + self.root * math.sqrt(payload_bytes) + self.linear * payload_bytes
 
-    def at_least(self, other: Terms) -> Terms:
-        """The larger of each term."""
-        return Terms(max(self.constant, other.constant), max(self.root, other.root), max(self.linear, other.linear))
-
 
 def placement(cluster: Cluster, group: Sequence[int]) -> Placement:
     """How a group of different ranks that has the cluster to itself lies over its tiers."""
@@ -163,22 +159,51 @@ def collective_terms(kind: str, group: Placement) -> Terms:
     (less still where the switch sums). An all-to-all sends an equal share to every other member, over the tier on
     which the two meet. A group that crosses a border which its size does not force it to cross is not cheaper for it.
     """
-    constant = root = linear = 0.0
-    passes, all_reduce = PASSES[kind], kind == "all_reduce"
+    constant, root = _start(kind, group)
+    slopes = _slopes(group)
+    if group.nearest is not None:
+        constant, root = map(max, (constant, root), _start(kind, group.nearest))
+        slopes = {
+            name: max(slope, other) for (name, slope), other in zip(slopes.items(), _slopes(group.nearest).values())
+        }
+    linear = slopes.get(kind, 0.0)
+    if kind == "all_reduce":
+        linear = slopes["reduce_scatter"] + slopes["all_gather"]
+        if any(meeting.tier.all_reduce_bandwidths for meeting in group.meetings):
+            linear = max(slopes["reduce_scatter"], min(linear, slopes["all_reduce"]))
+    return Terms(constant, root, linear)
+
+
+def _start(kind: str, group: Placement) -> tuple[float, float]:
+    """The constant and the square-root term: each tier adds its own."""
+    constant = root = 0.0
+    passes, stripes = PASSES[kind], 1
     moved = passes * (group.size - 1) / group.size
+    for meeting in group.meetings:
+        tier = meeting.tier
+        share = meeting.reach / group.size if kind == "all_to_all" else moved / stripes
+        constant += tier.latency_seconds + passes * math.ceil(math.log2(meeting.most)) * tier.hop_seconds
+        root += share * math.sqrt(stripes) * tier.ramp_seconds_per_sqrt_byte
+        stripes *= meeting.fewest
+    return constant, root
+
+
+def _slopes(group: Placement) -> dict[str, float]:
+    """Seconds per byte by kind: what the slowest tier needs, of an all-reduce if every switch sums that can."""
+    slopes = dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "all_reduce"), 0.0)
     stripes = 1
     for meeting in group.meetings:
         tier, members = meeting.tier, meeting.most
-        exchange = kind == "all_to_all"
-        share = meeting.reach / group.size if exchange else moved / stripes
-        links = meeting.member_links if exchange else meeting.ring_links
-        constant += tier.latency_seconds + passes * math.ceil(math.log2(members)) * tier.hop_seconds
-        root += share * math.sqrt(stripes) * tier.ramp_seconds_per_sqrt_byte
-        rate = tier.exchange_bandwidth(members) if exchange else tier.bandwidth(members, all_reduce)
-        linear = max(linear, share / (rate * links))
+        share = (group.size - 1) / group.size / stripes / meeting.ring_links
+        for kind, needed in (
+            ("reduce_scatter", share / tier.bandwidth(members)),
+            ("all_gather", share / tier.gather_bandwidth(members)),
+            ("all_to_all", meeting.reach / group.size / meeting.member_links / tier.exchange_bandwidth(members)),
+            ("all_reduce", 2 * share / tier.bandwidth(members, all_reduce=True)),
+        ):
+            slopes[kind] = max(slopes[kind], needed)
         stripes *= meeting.fewest
-    own = Terms(constant, root, linear)
-    return own if group.nearest is None else own.at_least(collective_terms(kind, group.nearest))
+    return slopes
 
 
 def transfer_seconds(cluster: Cluster, source_rank: int, target_rank: int, bytes: float, sharing: int = 1) -> float:

@@ -57,6 +57,7 @@ class AnalyticCostModel:
         self.lists = lists
         self._seconds_per_byte = 1.0 / device.memory_bandwidth_bytes_per_second
         self._launch = device.launch_seconds
+        self._operators = {name: (seconds, 1.0 / rate) for name, seconds, rate in device.operators}
         self._seconds_per_flop: dict[str, float] = {}
         self._terms: dict[tuple[str, Mesh, int], tuple[Terms, ...]] = {}
         self._placements: dict[tuple[tuple[int, ...], int], tuple[Placement, ...]] = {}
@@ -66,13 +67,15 @@ class AnalyticCostModel:
 
     def compute_seconds(self, op: str, flops: float, bytes: float, dtype: str) -> float:
         """Time of one kernel; views, and kernels without FLOP and bytes, are free."""
-        if op in self.views or (flops <= 0 and bytes <= 0):
+        measured = self._operators.get(op)
+        if measured is None and (op in self.views or (flops <= 0 and bytes <= 0)):
             return 0.0
         per_flop = self._seconds_per_flop.get(dtype)
         if per_flop is None:
             device = self.cluster.device
             per_flop = self._seconds_per_flop[dtype] = 1.0 / (device.peak(dtype) * device.matmul_ceiling)
-        return max(flops * per_flop, bytes * self._seconds_per_byte) + self._launch
+        start, per_byte = (self._launch, self._seconds_per_byte) if measured is None else measured
+        return max(flops * per_flop, bytes * per_byte) + start
 
     def collective_seconds(self, kind: str, mesh: Mesh, axis: int, bytes: float) -> float:
         """Time of one boxing step; nothing to move, or nobody to move it to, is free.

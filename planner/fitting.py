@@ -18,8 +18,8 @@ from sbp.errors import ClusterError
 from sbp.planner.cluster import Tier
 from sbp.planner.collective import PASSES, Meeting, Placement, collective_terms
 
-TABLES = ("group", "all_reduce", "exchange")
-"""The bandwidths by group size that a tier can have: of rings, of all-reduces in the switch, of all-to-all."""
+TABLES = ("group", "gather", "all_reduce", "exchange")
+"""The bandwidths by group size that a tier can have: of rings, all-gathers, all-reduces in the switch, all-to-all."""
 
 _ROUNDS = 40
 _SMALLEST_RESIDUAL = 1e-3
@@ -112,7 +112,7 @@ def tier_columns(tier: Tier, samples: Sequence[Sample], tables: Collection[str])
     found: dict[str, np.ndarray] = {}
 
     def add(name: str, at: int, amount: float) -> None:
-        found.setdefault(name, np.zeros(len(samples)))[at] = amount
+        found.setdefault(name, np.zeros(len(samples)))[at] += amount
 
     for name in ("latency", "hop", "ramp"):
         found[name] = np.zeros(len(samples))
@@ -122,14 +122,23 @@ def tier_columns(tier: Tier, samples: Sequence[Sample], tables: Collection[str])
         add("latency", at, 1.0)
         add("hop", at, passes * math.ceil(math.log2(meeting.most)))
         add("ramp", at, share * math.sqrt(rings * sample.bytes))
-        table = "exchange" if exchange else "all_reduce" if sample.kind == "all_reduce" and sample.in_switch else ""
-        if table in tables:
-            name = f"{table} {meeting.most}"
-        else:
-            name = f"group {meeting.most}" if "group" in tables else "group"
         links = meeting.member_links if exchange else meeting.ring_links
-        add(name, at, share * sample.bytes / links)
+        for table, part in _parts(sample, tables):
+            sized = table != "group" or "group" in tables
+            add(f"{table} {meeting.most}" if sized else table, at, part * share * sample.bytes / links)
     return found
+
+
+def _parts(sample: Sample, tables: Collection[str]) -> tuple[tuple[str, float], ...]:
+    """The tables whose bandwidths a sample depends on, and the part of its bytes that each carries."""
+    gather = "gather" if "gather" in tables else "group"
+    if sample.kind == "all_to_all":
+        return (("exchange" if "exchange" in tables else "group", 1.0),)
+    if sample.kind == "all_reduce":
+        return (
+            (("all_reduce", 1.0),) if sample.in_switch and "all_reduce" in tables else (("group", 0.5), (gather, 0.5))
+        )
+    return ((gather if sample.kind == "all_gather" else "group", 1.0),)
 
 
 def _outermost(tier: Tier, sample: Sample) -> tuple[Meeting, float, int]:
@@ -175,6 +184,7 @@ def tier_with(tier: Tier, found: Mapping[str, float]) -> Tier:
         "hop_seconds": found["hop"],
         "ramp_seconds_per_sqrt_byte": found["ramp"],
         "group_bandwidths": tuple(sorted(rates["group"].items())),
+        "gather_bandwidths": tuple(sorted(rates["gather"].items())),
         "exchange_bandwidths": tuple(sorted(rates["exchange"].items())),
         "all_reduce_bandwidths": (),
     }

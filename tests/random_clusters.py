@@ -24,6 +24,7 @@ def tiers(draw, name="link", span=None):
         draw(short),
         draw(st.floats(0, 1e-6)),
         group_bandwidths=tuple(draw(sizes).items()),
+        gather_bandwidths=tuple(draw(sizes).items()),
         exchange_bandwidths=tuple(draw(sizes).items()),
         links=draw(st.none() | st.integers(1, 16)),
     )

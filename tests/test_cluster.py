@@ -3,11 +3,13 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_clusters import DEVICE
 
 from sbp.errors import ClusterError
 from sbp.planner.cluster import Cluster, Device, Tier, presets
@@ -353,3 +355,40 @@ def test_command_errors():
     assert isinstance(run("h1000").exception, ClusterError)
     assert run("--nodes", "2").exit_code == 2
     assert run("h100", "--nodes", "0").exit_code == 2
+
+
+# What `sbp profile` measures
+
+
+def test_measured_operators_and_links_survive_files():
+    device = replace(DEVICE, operators=(("relu", 3.25e-6, 1.5e9), ("gelu", 1.1e-5, 8.3e8)))
+    tier = Tier(
+        "bus", None, 1e-5, 1e9, gather_bandwidths={2: 3e9}, exchange_bandwidths=((4, 2e9), (2, 1e9)), links=3
+    )  # fmt: skip
+    cluster = Cluster("lab", device, 1, 4, (tier,))
+    assert [row[0] for row in device.operators] == ["gelu", "relu"]
+    assert tier.exchange_bandwidths == ((2, 1e9), (4, 2e9))
+    assert parse_cluster(dump_cluster(cluster)) == cluster
+    assert Cluster.from_json(json.loads(json.dumps(cluster.to_json()))) == cluster
+
+
+@pytest.mark.parametrize(
+    ("operators", "message"),
+    [
+        ("{gelu: 3}", r"device\.operators\.gelu must be a list of two numbers, us and GB/s, got '3'"),
+        ("{gelu: [1, 0]}", r"device\.operators\.gelu must be a finite number above 0"),
+        ("{gelu: [-1, 2]}", r"device\.operators\.gelu must be a finite number of at least 0"),
+        ("{gelu: [1, 2], gelu: [1, 2]}", "has the key 'gelu' twice"),
+    ],
+)
+def test_damaged_operators(operators, message):
+    text = dump_cluster(Cluster.preset("cpu")).replace("launch_us", f"operators: {operators}\n  launch_us")
+    with pytest.raises(ClusterError, match=message):
+        parse_cluster(text)
+
+
+def test_operators_given_in_python():
+    device = Cluster.preset("cpu").device
+    for bad in (5, [("gelu", 1.0)], [("gelu", -1.0, 1.0)], [("gelu", 1.0, 0.0)], [("", 1.0, 1.0)], [("a", 1, 1)] * 2):
+        with pytest.raises(ClusterError):
+            replace(device, operators=bad)

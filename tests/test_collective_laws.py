@@ -130,22 +130,22 @@ def test_links_carry_what_must_pass_through_them(where, payload):
         for tier in cluster.tiers:
             span = cluster.span(tier)
             per_rank = max(1.0, 1.0 if tier.links is None else tier.links / inner)
-            rings, pairs = (
+            rings, gathers, pairs = (
                 per_rank * max([tier.bandwidth_bytes_per_second, *(b for _, b in getattr(tier, table))])
-                for table in ("group_bandwidths", "exchange_bandwidths")
+                for table in ("group_bandwidths", "gather_bandwidths", "exchange_bandwidths")
             )
-            pairs = max(rings, pairs)
+            pairs, gathers = max(rings, pairs), max(rings, gathers)
             inside, outer = Counter(r // inner for r in group), Counter(r // span for r in group)
             for rank in group:
                 there = outer[rank // span] - inside[rank // inner]
                 assert exchanged * slack >= payload * there / len(group) / pairs
                 if len(outer) == 1:
                     # What the ranks of an inner block lack comes in over this tier, on a link per rank.
-                    assert gathered * slack >= payload * there / len(group) / (inside[rank // inner] * rings)
+                    assert gathered * slack >= payload * there / len(group) / (inside[rank // inner] * gathers)
                     assert scattered * slack >= payload * there / len(group) / (inside[rank // inner] * rings)
                     if tier.links is not None:
                         # What the block lacks comes in over its links, all of them together.
-                        whole = tier.links * rings / per_rank
+                        whole = tier.links * gathers / per_rank
                         assert gathered * slack >= payload * there / len(group) / whole
             inner = span
 

@@ -17,6 +17,7 @@ from sbp.planner.list_calls import ListCalls
 BUS = Tier("bus", 8, 2e-5, 1e11, 1.0, 3e-6, 5e-9)
 NET = Tier("net", None, 4e-5, 1e10, 1.0, 8e-6, 7e-9)
 SWITCH = replace(BUS, group_bandwidths=((2, 5e10), (4, 8e10)), all_reduce_bandwidths=((4, 1.2e11),))
+GATHER = replace(BUS, group_bandwidths=((2, 5e10), (4, 8e10)), gather_bandwidths=((2, 1e11), (4, 3e11)))
 UNEVEN = replace(SWITCH, exchange_bandwidths=((2, 1e10), (4, 2e10)))
 
 
@@ -67,7 +68,13 @@ def test_a_few_disturbed_measurements_change_nothing():
 
 
 @pytest.mark.parametrize(
-    ("tier", "tables"), [(BUS, ()), (SWITCH, ("group", "all_reduce")), (UNEVEN, ("group", "all_reduce", "exchange"))]
+    ("tier", "tables"),
+    [
+        (BUS, ()),
+        (SWITCH, ("group", "all_reduce")),
+        (GATHER, ("group", "gather")),
+        (UNEVEN, ("group", "all_reduce", "exchange")),
+    ],
 )
 def test_constants_of_a_tier_come_back(tier, tables):
     samples = measured(tier, NET, SIZES, KINDS, [range(2), range(4)])
@@ -79,6 +86,7 @@ def test_constants_of_a_tier_come_back(tier, tables):
     for members in (2, 4):
         assert found.bandwidth(members) == pytest.approx(tier.bandwidth(members), rel=1e-4)
         assert found.bandwidth(members, True) == pytest.approx(tier.bandwidth(members, True), rel=1e-3)
+        assert found.gather_bandwidth(members) == pytest.approx(tier.gather_bandwidth(members), rel=1e-3)
         assert found.exchange_bandwidth(members) == pytest.approx(tier.exchange_bandwidth(members), rel=1e-4)
     assert found.efficiency <= 1.0
 
