@@ -43,6 +43,8 @@ if _TYPE_CHECKING:
     from sbp.runtime.global_tensor import GlobalTensor as GlobalTensor
     from sbp.runtime.global_tensor import from_local as from_local
     from sbp.runtime.global_tensor import from_numpy as from_numpy
+    from sbp.runtime.tensor_files import load as load
+    from sbp.runtime.tensor_files import save as save
 
 # The public face; a module is imported when its name is first asked for, so that `import sbp` stays quick.
 _PUBLIC = {
@@ -71,6 +73,8 @@ _PUBLIC = {
     "GlobalTensor": "sbp.runtime.global_tensor",
     "from_local": "sbp.runtime.global_tensor",
     "from_numpy": "sbp.runtime.global_tensor",
+    "load": "sbp.runtime.tensor_files",
+    "save": "sbp.runtime.tensor_files",
 }
 _MODULES = ("models", "nn", "optim")
 
@@ -93,6 +97,7 @@ __all__ = [
     "from_local",
     "from_numpy",
     "full",
+    "load",
     "models",
     "nn",
     "ones",
@@ -102,6 +107,7 @@ __all__ = [
     "randint",
     "randn",
     "ranks",
+    "save",
     "show_layout",
     "zeros",
 ]

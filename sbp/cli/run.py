@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from sbp.cli.output import console_on, print_json, say, tables
 if TYPE_CHECKING:
     from sbp.comm.interface import Communicator
     from sbp.cuda.interface import Backend
+    from sbp.runtime.planned import Beginning
 
 DIFFERENT = 1
 """Exit code of --compare where a loss differs from the unsharded run's."""
@@ -33,15 +34,20 @@ TOLERANCE = {"f64": 1e-9, None: 1e-4}
               help="mpi: start under mpirun; nccl: start under torchrun, or with its variables set.")  # fmt: skip
 @click.option("--float64", "double", is_flag=True, help="Compute in float64 in place of the plan's element types.")
 @click.option("--compare", is_flag=True, help="Train unsharded too, and compare the losses step by step.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Of the initial state and the batches.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0),
+              help="Of the initial state and the batches; default 0, or that of the run resumed.")  # fmt: skip
+@click.option("--save", type=click.Path(), metavar="FOLDER", help="Save the state here at the end.")
+@click.option("--save-every", type=click.IntRange(min=1), metavar="STEPS", help="And after every so many steps.")
+@click.option("--resume", type=click.Path(), metavar="FOLDER",
+              help="Go on from a saved state, whatever ranks and layouts it was saved from.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Run in this process even what is too large for it.")
 @options.json_option
 @options.quiet_option
 @click.pass_context
 def run(
     context: click.Context, plan_file: str, steps: int, text: str | None, backend: str, comm: str, double: bool,
-    compare: bool, seed: int, force: bool, as_json: bool, quiet: bool,
+    compare: bool, seed: int | None, save: str | None, save_every: int | None, resume: str | None, force: bool,
+    as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Train with a plan: language models on the bytes of a text, all others on random inputs.
 
@@ -51,33 +57,44 @@ def run(
     \b
     sbp run plan.json --steps 50
     sbp run plan.json --steps 20 --compare --float64
+    sbp run plan.json --steps 500 --save state --save-every 100
+    sbp run other-plan.json --steps 500 --resume state
     mpirun -n 4 sbp run plan.json --steps 50 --comm mpi
     torchrun --nproc-per-node 8 --no-python sbp run plan.json --steps 50 --backend cupy --comm nccl
     """
     from sbp.planner.plan import Plan
-    from sbp.runtime.planned import run_plan
+    from sbp.runtime.planned import resumed, run_plan
 
+    if save_every is not None and save is None:
+        raise click.UsageError("--save-every says how often to save; give --save FOLDER too.")
     plan = Plan.load(plan_file)
+    begin = resumed(plan, resume, text, seed)
     made, communicator = _communicator(backend, comm)
     speaks = _speaks(communicator)
     floating = "f64" if double else None
-    with _bar("sharded", steps, quiet or not speaks) as shown:
+    # Read now: the run may save over what it resumes from.
+    state = begin.checkpoint.arrays() if compare and speaks and begin.checkpoint is not None else None
+    with _bar("sharded", begin.steps, steps, quiet or not speaks) as shown:
         trained = run_plan(
-            plan, steps, text=text, seed=seed, floating=floating, backend=made, communicator=communicator,
-            progress=shown, force=force,
+            plan, steps, text=text, seed=begin.seed, floating=floating, backend=made, communicator=communicator,
+            progress=shown, force=force, save=save, save_every=save_every, resume=begin.checkpoint,
         )
     if communicator is not None:
         communicator.close()
+    if save is not None and speaks and not quiet:
+        say(f"The state after {begin.steps + steps} steps is in {save}.")
     if not speaks:
         return
-    reference = _unsharded(plan, steps, text, seed, floating, quiet) if compare else None
-    data: dict[str, Any] = {"steps": steps, "mesh": str(plan.mesh), "losses": list(trained.losses)}
+    data: dict[str, Any] = {
+        "first_step": begin.steps, "steps": steps, "mesh": str(plan.mesh), "losses": list(trained.losses),
+    }  # fmt: skip
+    reference = _unsharded(plan, begin, steps, text, state, floating, quiet) if compare else None
     worst = 0.0
     if reference is not None:
         worst = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(trained.losses, reference))
         data |= {"unsharded_losses": list(reference), "largest_relative_difference": worst}
     if not quiet:
-        _print(plan, trained.losses, reference, worst, as_json)
+        _print(plan, begin.steps, trained.losses, reference, worst, as_json)
     if as_json:
         print_json(data)
     if not worst <= TOLERANCE[floating]:  # a loss that is not a number is different, too
@@ -117,28 +134,32 @@ def _speaks(communicator: Communicator | None) -> bool:
 
 
 def _unsharded(
-    plan: Any, steps: int, text: str | None, seed: int, floating: str | None, quiet: bool
-) -> tuple[float, ...]:
+    plan: Any, begin: Beginning, steps: int, text: str | None, state: Mapping[str, Any] | None, floating: str | None,
+    quiet: bool,
+) -> tuple[float, ...]:  # fmt: skip
     from sbp.runtime.planned import batches_for
     from sbp.runtime.train import train_unsharded
 
-    with _bar("unsharded", steps, quiet) as shown:
-        batches = batches_for(plan, text, seed)
-        return train_unsharded(plan.graph, batches, steps, seed=seed, floating=floating, progress=shown).losses
+    with _bar("unsharded", begin.steps, steps, quiet) as shown:
+        batches = batches_for(plan, text, begin.seed, begin.steps)
+        return train_unsharded(
+            plan.graph, batches, steps, seed=begin.seed, floating=floating, state=state, progress=shown,
+            first_step=begin.steps,
+        ).losses  # fmt: skip
 
 
 @contextmanager
-def _bar(title: str, steps: int, quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
+def _bar(title: str, first: int, steps: int, quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
     """A progress bar with the loss, on stderr; ten lines where no terminal is."""
     if quiet:
         yield None
         return
     if not sys.stderr.isatty():
-        every = max(1, steps // 10)
+        every, last = max(1, steps // 10), first + steps
 
         def line(step: int, loss: float) -> None:
-            if (step + 1) % every == 0 or step + 1 == steps:
-                say(f"{title}: step {step + 1} of {steps}, loss {loss:.6f}")
+            if (step + 1 - first) % every == 0 or step + 1 == last:
+                say(f"{title}: step {step + 1} of {last}, loss {loss:.6f}")
 
         yield line
         return
@@ -152,12 +173,12 @@ def _bar(title: str, steps: int, quiet: bool) -> Iterator[Callable[[int, float],
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console_on(sys.stderr)) as shown:
-        task = shown.add_task(title, total=steps, loss="")
+        task = shown.add_task(title, total=first + steps, completed=first, loss="")
         yield lambda step, loss: shown.update(task, completed=step + 1, loss=f"loss {loss:.6f}")
 
 
 def _print(
-    plan: Any, losses: tuple[float, ...], reference: tuple[float, ...] | None, worst: float, as_json: bool
+    plan: Any, first: int, losses: tuple[float, ...], reference: tuple[float, ...] | None, worst: float, as_json: bool
 ) -> None:
     from sbp.report.text import table
 
@@ -165,7 +186,7 @@ def _print(
     shown = sorted({*range(min(3, steps)), *range(0, steps, max(1, steps // 10)), steps - 1})
     rows = []
     for step in shown:
-        row = [str(step + 1), f"{losses[step]:.9f}"]
+        row = [str(first + step + 1), f"{losses[step]:.9f}"]
         if reference is not None:
             row += [
                 f"{reference[step]:.9f}",

@@ -45,9 +45,9 @@ def read_text(path: str | PathLike[str] | None = None) -> bytes:
 
 
 def batches(
-    path: str | PathLike[str] | None = None, batch: int = 8, sequence: int = 64, seed: int = 0
+    path: str | PathLike[str] | None = None, batch: int = 8, sequence: int = 64, seed: int = 0, first: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Endless random windows of a text, the same for the same seed.
+    """Endless random windows of a text, the same for the same seed; without the `first` so many batches.
 
     Yields
     ------
@@ -67,11 +67,13 @@ def batches(
             f"the text {str(path)!r} has {len(text)} bytes, a sequence of {sequence} needs {sequence + 1}; "
             "give a longer text or a shorter sequence."
         )
-    return _windows(text, batch, sequence, seed)
+    return _windows(text, batch, sequence, seed, first)
 
 
-def _windows(text: Any, batch: int, sequence: int, seed: int) -> Iterator[dict[str, Any]]:
+def _windows(text: Any, batch: int, sequence: int, seed: int, first: int) -> Iterator[dict[str, Any]]:
     random = numpy.random.default_rng(seed)
+    for _ in range(first):
+        random.integers(0, len(text) - sequence, batch)
     while True:
         starts = random.integers(0, len(text) - sequence, batch)
         windows = text[starts[:, None] + numpy.arange(sequence + 1)].astype(numpy.int64)

@@ -116,7 +116,7 @@ class GlobalTensor(TensorMethods):
         if rank not in self._local:
             here = ", ".join(map(str, sorted(self._local)))
             raise MeshError(f"{self}: rank {rank} lives in another process; this one holds the shards of {here}.")
-        backend, _ = _places(self._ranks, self.mesh)
+        backend, _ = places(self._ranks, self.mesh)
         return numpy.array(backend.to_host(self._local[rank]))
 
     def to_layout(self, layout: LayoutLike) -> GlobalTensor:
@@ -142,7 +142,7 @@ class GlobalTensor(TensorMethods):
         LayoutError, PlanError
             Ranks that should hold the same numbers do not.
         """
-        backend, communicator = _places(self._ranks, self.mesh)
+        backend, communicator = places(self._ranks, self.mesh)
         register = Register(0, f"tensor {self.type}", self.type, self.layout, "activation", self.type.bytes)
         return numpy.array(placement.collect(self._local, register, self.mesh, backend, communicator))
 
@@ -282,7 +282,7 @@ def from_local(
         it has and the one expected.
     """
     grid, ranks = as_mesh(mesh), current_ranks()
-    backend, communicator = _places(ranks, grid)
+    backend, communicator = places(ranks, grid)
     given = dict(arrays) if isinstance(arrays, Mapping) else dict(enumerate(arrays))
     if set(given) != set(communicator.ranks):
         raise LayoutError(
@@ -320,13 +320,13 @@ def from_local(
 
 
 def _place(array: numpy.ndarray, type: TensorType, layout: Layout, mesh: Mesh, ranks: Ranks) -> GlobalTensor:
-    backend, communicator = _places(ranks, mesh)
+    backend, communicator = places(ranks, mesh)
     register = Register(0, "tensor", type, layout, "input", type.bytes)
     local = placement.place(array, register, mesh, backend, communicator.ranks, type.dtype)
     return GlobalTensor(type, layout, mesh, local, ranks)
 
 
-def _places(ranks: Ranks, mesh: Mesh) -> tuple[Backend, Communicator]:
+def places(ranks: Ranks, mesh: Mesh) -> tuple[Backend, Communicator]:
     """The backend, and a communicator of as many ranks as the mesh has."""
     backend: Backend = NumpyBackend() if ranks.backend is None else ranks.backend
     if ranks.communicator is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -9,8 +10,9 @@ import numpy
 from sbp.comm.interface import Communicator
 from sbp.cuda.interface import Backend
 from sbp.errors import PlanError
-from sbp.layout import Broadcast, Partial, Shard, Split
+from sbp.layout import Broadcast, Layout, Partial, Shard, Split
 from sbp.mesh import Mesh
+from sbp.operator import TensorType
 from sbp.planner.physical import Register
 from sbp.runtime.boxing import Local, identity
 from sbp.shards import gather
@@ -34,16 +36,29 @@ def place(
     array = numpy.asarray(array)
     if array.shape != register.type.shape:
         raise PlanError(f"{register.value} is {register.type}, but was given an array of shape {list(array.shape)}.")
+    return place_shards(lambda shard: array[shard.slices], register.type, register.layout, mesh, backend, ranks, dtype)
+
+
+def place_shards(
+    read: Callable[[Shard], numpy.ndarray],
+    type: TensorType,
+    layout: Layout,
+    mesh: Mesh,
+    backend: Backend,
+    ranks: tuple[int, ...],
+    dtype: str,
+) -> Local:
+    """What the given ranks hold of a tensor whose shards `read` gives, each of which is read once; see `place`."""
     held: Any = backend.dtype(dtype)
     shards: dict[Shard, Any] = {}
     made = {}
     for rank in ranks:
         coordinate = mesh.coordinate(rank)
-        shard = register.layout.shard(register.type.shape, mesh.shape, coordinate)
+        shard = layout.shard(type.shape, mesh.shape, coordinate)
         if shard not in shards:
-            shards[shard] = backend.from_host(numpy.array(array[shard.slices], dtype=held, order="C"))
+            shards[shard] = backend.from_host(numpy.array(read(shard), dtype=held, order="C"))
         made[rank] = shards[shard]
-        for sbp, index in zip(register.layout, coordinate):
+        for sbp, index in zip(layout, coordinate):
             if isinstance(sbp, Partial) and sbp.reduce == "sum" and index:
                 made[rank] = backend.xp.full_like(made[rank], identity("sum", held))
     return made

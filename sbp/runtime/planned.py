@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from sbp.operator import REGISTRY
 from sbp.planner.plan import Plan
 from sbp.planner.search import gib
 from sbp.planner.workload import scaled_workload
-from sbp.runtime.train import Batch, Progress, Training, train
+from sbp.runtime.checkpoint import Checkpoint, open_checkpoint
+from sbp.runtime.train import Batch, Progress, Saving, Training, train
 from sbp.runtime.verify import Verification, verify
 
 LARGEST_BYTES = 1 << 30
@@ -70,30 +73,46 @@ def verify_plan(plan: Plan, seed: int = 0, *, scaled: bool | None = None, **opti
     return verify(small.graph, small.physical, seed, **options)
 
 
-def batches_for(plan: Plan, text: str | Path | None = None, seed: int = 0) -> Iterable[Batch]:
+def batches_for(plan: Plan, text: str | Path | None = None, seed: int = 0, first: int = 0) -> Iterable[Batch]:
     """Endless batches: bytes of a text for language models, random inputs for all others.
 
     Parameters
     ----------
     text
         A file; default a text that ships with Python.
+    first
+        How many batches an earlier run has taken: they are passed over.
     """
     graph = plan.graph
-    if set(graph.inputs) == {"tokens", "targets"}:
+    if reads_text(graph):
         from sbp.data import batches
 
         batch, sequence = graph.values["tokens"].shape
         vocabulary = (graph.values["tokens"].initial.parameters if graph.values["tokens"].initial else (0, 256))[1]
         if vocabulary < 256:
             raise PlanError(f"the model's vocabulary of {vocabulary} is too small for bytes; plan one of at least 256.")
-        return batches(text, batch, sequence, seed)
+        return batches(text, batch, sequence, seed, first)
     if text is not None:
         raise PlanError(f"{graph.name} reads {', '.join(graph.inputs)}, not a text; leave the text out.")
-    return _random_batches(graph, seed)
+    return _random_batches(graph, seed, first)
 
 
-def _random_batches(graph: Graph, seed: int) -> Iterable[Batch]:
-    step = 0
+def reads_text(graph: Graph) -> bool:
+    """Whether a graph is of a language model, which `batches_for` feeds with a text."""
+    return set(graph.inputs) == {"tokens", "targets"}
+
+
+def data_of(plan: Plan, text: str | Path | None = None) -> str:
+    """What `batches_for` takes its batches from, as a checkpoint says it: text by its contents, not by its path."""
+    if not reads_text(plan.graph):
+        return "random inputs"
+    from sbp.data import read_text
+
+    return f"text {hashlib.blake2b(read_text(text), digest_size=16).hexdigest()}"
+
+
+def _random_batches(graph: Graph, seed: int, first: int) -> Iterable[Batch]:
+    step = first
     while True:
         yield {name: draw(graph.values[name], seed + step) for name in graph.inputs}
         step += 1
@@ -117,12 +136,15 @@ def run_plan(
     steps: int = 1,
     *,
     text: str | Path | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     floating: str | None = None,
     backend: Backend | None = None,
     communicator: Communicator | None = None,
     progress: Progress | None = None,
     force: bool = False,
+    save: str | Path | None = None,
+    save_every: int | None = None,
+    resume: str | Path | Checkpoint | None = None,
     **options: Any,
 ) -> Training:
     """Train for some steps with a plan, on bytes of a text for language models and on random inputs for all others.
@@ -131,22 +153,72 @@ def run_plan(
 
     Parameters
     ----------
+    seed
+        Default 0, or that of the run that is resumed.
     force
         Run on NumPy ranks in this process even what would not fit into memory or take minutes a step.
+    save, save_every
+        A folder for a checkpoint of the state, at the end and after every so many steps; see
+        `sbp.runtime.checkpoint`. The plan that resumes from it may be for other ranks, layouts and meshes.
+    resume
+        A checkpoint to go on from: state (that of the optimizer and of random numbers included), seed, and the place in
+        the data are those of the run that saved it. Its text must be the same one.
     """
     if not plan.graph.updates:
         raise PlanError(f"the plan of {plan.graph.name} is for inference and trains nothing; plan a training step.")
     if backend is None and communicator is None and not force:
         _check_size(plan)
+    if save is None and save_every is not None:
+        raise PlanError("save_every says how often to save, but not where; give save, the name of a folder, too.")
+    begin = resumed(plan, resume, text, seed)
+    if begin.checkpoint is not None:
+        options["state"] = begin.checkpoint
     return train(
         plan.graph,
         plan.physical,
-        batches_for(plan, text, seed),
+        batches_for(plan, text, begin.seed, begin.steps),
         steps,
         backend,
         communicator,
-        seed=seed,
+        seed=begin.seed,
         floating=floating,
         progress=progress,
+        save=None if save is None else Saving(save, save_every, {"seed": begin.seed, "data": data_of(plan, text)}),
         **options,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a run begins: the checkpoint it goes on from, if any, the steps that were done, and the seed."""
+
+    checkpoint: Checkpoint | None
+    steps: int
+    seed: int
+
+
+def resumed(
+    plan: Plan, resume: str | Path | Checkpoint | None, text: str | Path | None = None, seed: int | None = None
+) -> Beginning:
+    """Where a run with these options of `run_plan` begins.
+
+    Raises
+    ------
+    PlanError
+        The checkpoint's run read other data.
+    CheckpointError
+        There is no checkpoint, or it is damaged.
+    """
+    if resume is None:
+        return Beginning(None, 0, 0 if seed is None else seed)
+    checkpoint = resume if isinstance(resume, Checkpoint) else open_checkpoint(resume)
+    data, now = checkpoint.facts.get("data"), data_of(plan, text)
+    if data is not None and data != now:
+        raise PlanError(
+            f"the checkpoint {checkpoint.path} is of a run on {data}, this one reads {now}: its place in the data "
+            "means nothing here. Give the text of then, or pass its arrays() as state to start from it on other data."
+        )
+    kept = checkpoint.facts.get("seed", 0)
+    if isinstance(kept, bool) or not isinstance(kept, int) or kept < 0:
+        raise PlanError(f"the checkpoint {checkpoint.path} has the seed {kept!r}, which is no whole number.")
+    return Beginning(checkpoint, checkpoint.steps, kept if seed is None else seed)
