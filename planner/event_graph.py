@@ -22,7 +22,7 @@ UNLIMITED = np.iinfo(np.int32).max // 2
 class _Template:
     """The nodes of a segment, numbered from its beginning, and the edges between them."""
 
-    def __init__(self, segment: Segment, streams: dict[str, int], sends: bool) -> None:
+    def __init__(self, segment: Segment, streams: dict[str, int], sends: bool, blocking: bool) -> None:
         tasks, count = segment.tasks, len(segment.tasks)
         self.sends = sends
         self.size = count + 2 + sends
@@ -56,6 +56,11 @@ class _Template:
             self.seconds[transfer] = segment.sends_seconds
             self.stream[transfer] = streams[P2P]
             edges.append((self.source, transfer))
+        blocks = sends and blocking
+        if blocks and self.source != self.end:
+            edges.append((transfer, self.end))  # the transfer may end before the segment does
+        self.done = transfer if blocks and self.source == self.end else self.end
+        """What ends when the stage is free for its next segment."""
         self.edges = np.array(edges, np.int64).T
 
 
@@ -75,6 +80,10 @@ class Instance:
     @property
     def arrival(self) -> int:
         return self.first + self.template.arrival
+
+    @property
+    def done(self) -> int:
+        return self.first + self.template.done
 
     @property
     def late(self) -> list[int]:
@@ -136,7 +145,7 @@ class EventGraph:
         key = (id(segment), sends)
         template = self._templates.get(key)
         if template is None:
-            template = self._templates[key] = _Template(segment, self._numbers, sends)
+            template = self._templates[key] = _Template(segment, self._numbers, sends, self.pipeline.blocking_sends)
         found = Instance(stage, action, self.size, template)
         self.instances.append(found)
         self.size += template.size
@@ -162,24 +171,21 @@ class EventGraph:
         """The order of a stage: with credits only what is before and after all segments."""
         mine = self.by_stage[stage]
         before, after = self._once.get(("before", stage)), self._once.get(("after", stage))
-        blocking = self.pipeline.blocking_sends
         for at, instance in enumerate(mine):
             free = self.greedy and instance.action[0] in PHASES
             giver = mine[at - 1] if at and not free else before if free else None
             begin = instance.first
             if giver is not None:
-                self._edges.append((giver.end, begin))
-                if blocking and giver.template.sends:
-                    self._edges.append((giver.arrival, begin))
+                self._edges.append((giver.done, begin))
             for node in instance.template.early:
-                if giver is not None:
-                    self._edges.append((begin if free else giver.first, begin + node))
-                elif free:
+                if self.greedy and instance.action[0] != "before":
                     self._edges.append((begin, begin + node))
+                elif giver is not None:
+                    self._edges.append((giver.first, begin + node))
         if after is not None:
             for instance in mine[:-1]:
                 if self.greedy:
-                    self._edges.append((instance.end, after.first))
+                    self._edges.append((instance.done, after.first))
                 self._edges += [(node, after.first) for node in instance.late]
 
     @cached_property
@@ -238,9 +244,13 @@ class EventGraph:
         before, after = self._all_edges()
         pending = np.bincount(after, minlength=self.size).astype(np.int32)
         order = np.argsort(before, kind="stable")
-        head, following = self._queues(slot)
+        meetings = self._meetings()
+        seconds = self._spread("seconds", np.float64)
+        for a, b in zip(meetings["member_start"], meetings["member_start"][1:]):
+            # What meets ends together: the slowest decides.
+            seconds[meetings["member"][a:b]] = seconds[meetings["member"][a:b]].max()
         return {
-            "seconds": self._spread("seconds", np.float64),
+            "seconds": seconds,
             "slot": slot,
             "allocates": self._spread("allocates", np.int64),
             "frees": self._spread("frees", np.int64),
@@ -250,9 +260,8 @@ class EventGraph:
             "pending": pending,
             "successor": after[order].astype(np.int32),
             "successor_start": _starts(before, self.size),
-            "head": head,
-            "following": following,
-            **self._meetings(),
+            **self._queues(slot),
+            **meetings,
             **self._gates(),
         }
 
@@ -262,22 +271,24 @@ class EventGraph:
         both = np.concatenate([*inside, across], axis=1)
         return both[0], both[1]
 
-    def _queues(self, slot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Per slot the first of its queue, and per node the next one: program order, which is the nodes' order.
+    def _queues(self, slot: np.ndarray) -> dict[str, np.ndarray]:
+        """Per slot the first and the last of its queue, and per node the next one.
 
-        With credits the queues are empty until segments fire, but for what runs before all of them.
+        Queues are in program order, which is the order of the nodes. With credits they are empty until segments fire,
+        but for what runs before all of them.
         """
         tasks = np.flatnonzero(slot >= 0)
         if self.greedy:
             once = {at for at, item in enumerate(self.instances) if item.action[0] == "before"}
             tasks = tasks[np.isin(self.instance[tasks], list(once))]
         order = tasks[np.argsort(slot[tasks], kind="stable")]
-        head = np.full(self.pipeline.stages * len(self.streams), -1, np.int32)
+        head, tail = (np.full(self.pipeline.stages * len(self.streams), -1, np.int32) for _ in range(2))
         following = np.full(self.size, -1, np.int32)
         same = slot[order[1:]] == slot[order[:-1]]
         following[order[:-1][same]] = order[1:][same]
+        tail[slot[order]] = order
         head[slot[order][::-1]] = order[::-1]
-        return head, following
+        return {"head": head, "tail": tail, "following": following}
 
     def _meetings(self) -> dict[str, np.ndarray]:
         found: dict[str, list[int]] = {}
@@ -316,8 +327,7 @@ class EventGraph:
                 queues[which].append(instance.first)
                 if instance.action[0] != "forward":
                     closes[instance.end] = which
-                blocks = self.pipeline.blocking_sends and instance.template.sends
-                releases[instance.arrival if blocks else instance.end] = instance.stage
+                releases[instance.done] = instance.stage
         return {
             "greedy": self.greedy,
             "gate": gate,

@@ -56,7 +56,7 @@ cdef class Engine:
         self.stages, self.streams, self.links = stages, streams, links
         slots = self.slots = stages * streams
         self.pending, self.following = graph["pending"].copy(), graph["following"].copy()
-        self.head, self.tail = graph["head"].copy(), graph["head"].copy()
+        self.head, self.tail = graph["head"].copy(), graph["tail"].copy()
         self.buffers = graph["buffers"].copy()
         self.cause = np.full(nodes, -1, np.int32)
         self.sequence = np.full(nodes, -1, np.int32)
