@@ -1,18 +1,25 @@
-"""Predicted timeline of a physical plan: a compute stream and a communication stream per mesh axis, in program order.
+"""Predicted timeline of a physical plan: the simulator on one stage, with a stream per mesh axis beside compute.
 
-An operation starts when its inputs are there and its stream is free. What communication does not hide behind compute is
-exposed: the step takes compute plus exposed.
+An operation starts when its inputs are there and its stream has done what stands before it in the program. What
+communication does not hide behind compute is exposed: the step takes compute plus exposed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from sbp.planner.physical import COLLECTIVES, Box, PhysicalPlan
-
-COMPUTE = "compute"
+from sbp.mesh import Mesh
+from sbp.planner.buffers import buffers_of
+from sbp.planner.cluster import Cluster
+from sbp.planner.collective import placements
+from sbp.planner.memory import buffer_bytes
+from sbp.planner.physical import COLLECTIVES, Box, Compute, Operation, PhysicalPlan
+from sbp.planner.pipeline import COMPUTE, Pipeline, Segment, Task
+from sbp.planner.simulator import SimulatedStep, simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,45 +32,121 @@ class Timeline:
         float64 (operations,): seconds from the start of the step.
     streams
         Per operation its stream: "compute" or the name of a mesh axis.
+    step
+        The simulated step: exposed time by axis, critical path, slack, memory over time. Its events are the operations.
     """
 
     start: np.ndarray
     stop: np.ndarray
     streams: tuple[str, ...]
+    step: SimulatedStep
 
     @property
     def step_seconds(self) -> float:
         """Length of the step."""
-        return float(self.stop.max(initial=0.0))
+        return self.step.step_seconds
 
     def busy_seconds(self, stream: str) -> float:
         """Time during which a stream works."""
-        chosen = np.array([name == stream for name in self.streams], dtype=bool)
-        return float((self.stop - self.start)[chosen].sum()) if len(chosen) else 0.0
+        if stream not in self.step.streams:
+            return 0.0
+        return float(self.step.busy_seconds[0, self.step.streams.index(stream)])
+
+    @cached_property
+    def exposed_seconds(self) -> float:
+        """Time that communication adds to the step: step less compute-only step."""
+        return max(self.step.exposed_communication_seconds, 0.0)
 
     @property
-    def exposed_seconds(self) -> float:
-        """Time that communication adds to the step."""
-        return max(self.step_seconds - self.busy_seconds(COMPUTE), 0.0)
+    def exposed_by_axis(self) -> dict[str, float]:
+        """Mesh axis -> how long compute stood still while its collectives ran; several at once share that time."""
+        found = self.step.breakdown_seconds
+        return {stream: found[stream] for stream in self.step.streams[1:]}
 
 
-def predict_timeline(physical: PhysicalPlan) -> Timeline:
-    """Play the plan on its streams."""
-    ready = np.zeros(len(physical.registers))
-    free: dict[str, float] = {}
-    start = np.zeros(len(physical.operations))
-    stop = np.zeros(len(physical.operations))
-    streams = []
+def predict_timeline(
+    physical: PhysicalPlan, links: Mapping[str, str] | None = None, compute_slowdown: float = 0.0
+) -> Timeline:
+    """Play the plan on its streams.
+
+    Parameters
+    ----------
+    links
+        Mesh axis -> link that its collectives use, as `links_of` finds; axes on the same link share its speed while
+        both use it. Default a link of its own for each.
+    compute_slowdown
+        As in `Pipeline`.
+    """
+    step = simulate(pipeline_of(physical, links, compute_slowdown), "gpipe")
+    streams = tuple(stream_of(operation, physical.mesh) for operation in physical.operations)
+    return Timeline(step.events.start, step.events.stop, streams, step)
+
+
+def pipeline_of(
+    physical: PhysicalPlan, links: Mapping[str, str] | None = None, compute_slowdown: float = 0.0
+) -> Pipeline:
+    """The plan as a pipeline of one stage with one segment, whose tasks are the plan's operations.
+
+    Memory is taken when the operation that first needs a buffer starts, and given back when the last in program order
+    that needs it ends; what is there before the step is resident.
+    """
+    made: dict[int, int] = {}
+    allocates, frees = [0] * len(physical.operations), [0] * len(physical.operations)
+    resident, there = 0, set(physical.sources.values())
+    for buffer in buffers_of(physical).buffers:
+        size = buffer_bytes(physical, buffer)
+        if buffer.registers[0] in there or not physical.operations:
+            resident += size
+        else:
+            allocates[buffer.start] += size
+        if buffer.stop < len(physical.operations):
+            frees[buffer.stop - 1] += size
+    tasks = []
     for at, operation in enumerate(physical.operations):
-        moves = isinstance(operation, Box) and operation.kind in COLLECTIVES
-        stream = physical.mesh.names[operation.mesh_axis] if moves and isinstance(operation, Box) else COMPUTE
-        begin = free.get(stream, 0.0)
-        for number in operation.inputs:
-            begin = max(begin, ready[number])
-        end = begin + operation.seconds
-        for number in operation.outputs:
-            ready[number] = end
-        free[stream] = end
-        start[at], stop[at] = begin, end
-        streams.append(stream)
-    return Timeline(start, stop, tuple(streams))
+        inputs = sorted({made[number] for number in operation.inputs if number in made})
+        made.update(dict.fromkeys(operation.outputs, at))
+        tasks.append(
+            Task(
+                operation_name(operation, physical),
+                stream_of(operation, physical.mesh),
+                operation.seconds,
+                tuple(inputs),
+                allocates[at] + operation.workspace,
+                frees[at] + operation.workspace,
+            )
+        )
+    segments = {(0, "forward"): Segment("forward", tuple(tasks))}
+    return Pipeline(
+        1,
+        1,
+        1,
+        segments,
+        links=dict(links or {}),
+        compute_slowdown=compute_slowdown,
+        resident_bytes=(resident,),
+    )
+
+
+def stream_of(operation: Operation, mesh: Mesh) -> str:
+    """Where an operation runs: on its mesh axis if it is a collective, else with the kernels."""
+    if isinstance(operation, Box) and operation.kind in COLLECTIVES:
+        return mesh.names[operation.mesh_axis]
+    return COMPUTE
+
+
+def operation_name(operation: Operation, physical: PhysicalPlan) -> str:
+    """The node, or the boxing step and the value that it moves."""
+    if isinstance(operation, Compute):
+        return operation.node
+    return f"{operation.kind} {physical.registers[operation.inputs[0]].value}"
+
+
+def links_of(mesh: Mesh, cluster: Cluster) -> dict[str, str]:
+    """Mesh axis -> the outermost link tier on which ranks that differ along it meet; axes of one rank have none."""
+    found = {}
+    order = [tier.name for tier in cluster.tiers]
+    for axis, name in enumerate(mesh.names):
+        tiers = {place.meetings[-1].tier.name for place in placements(cluster, mesh.groups(axis)) if place.meetings}
+        if tiers:
+            found[name] = max(tiers, key=order.index)
+    return found
