@@ -287,7 +287,7 @@ from sbp.ops.resampling import (
     resample,
     resample_backward,
 )
-from sbp.ops.rotary import rotary
+from sbp.ops.rotary import rotary, rotate_halves
 from sbp.ops.slicing import (
     chunk,
     concat,
@@ -531,6 +531,7 @@ __all__ = [
     "rms_norm_backward",
     "roll",
     "rotary",
+    "rotate_halves",
     "round",
     "routing_weights",
     "rsqrt",
