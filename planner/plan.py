@@ -15,6 +15,7 @@ from sbp.graph import Graph
 from sbp.json_file import read_json_file
 from sbp.layout import Layout
 from sbp.mesh import Mesh
+from sbp.planner.arena import Arena, arena_of
 from sbp.planner.boxing import BoxingTable
 from sbp.planner.cluster import Cluster
 from sbp.planner.cost import CostModel, as_cost_model
@@ -156,6 +157,11 @@ class Plan:
         """Memory over the operations of `physical`."""
         return memory_profile(self.physical)
 
+    @cached_property
+    def arena(self) -> Arena:
+        """Where every buffer of `physical` lies in one arena per rank, beside the least that any arena needs."""
+        return arena_of(self.physical)
+
     @property
     def objective_seconds(self) -> float:
         """Compute and boxing of the finished plan, added up operation by operation."""
@@ -248,8 +254,11 @@ class Plan:
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data of schema `SCHEMA`; the same plan gives the same data."""
+    def to_json(self, offsets: bool = False) -> dict[str, Any]:
+        """Plain data of schema `SCHEMA`; the same plan gives the same data.
+
+        With `offsets` it also says where every register lies in a rank's arena (see `arena_json`).
+        """
         nodes = {node.name: self.decisions.signatures[node.name] for node in self.graph.nodes}
         return {
             "format": "sbp-plan",
@@ -280,15 +289,45 @@ class Plan:
             "outputs": {name: str(layout) for name, layout in self.decisions.outputs.items()},
             "kept": {name: str(layout) for name, layout in self.decisions.kept.items()},
             "graph": self.graph.to_json(),
+            **({"arena": self.arena_json()} if offsets else {}),
         }
 
-    def save(self, path: str | Path) -> None:
-        """Write the plan file (JSON); the same plan gives the same bytes."""
+    def arena_json(self) -> dict[str, Any]:
+        """The arena as plain data: its size, the lower bound, and per register its value, layout and place.
+
+        `first` and `last` are the operations of `physical` at which the place begins and ceases to hold it.
+        """
+        arena, physical = self.arena, self.physical
+        return {
+            "size_bytes": arena.size_bytes,
+            "lower_bound_bytes": arena.lower_bound_bytes,
+            "alignment_bytes": arena.alignment,
+            "registers": [
+                {
+                    "value": register.value,
+                    "layout": str(register.layout),
+                    "offset": offset,
+                    "bytes": register.bytes * register.credits,
+                    "first": first,
+                    "last": last,
+                }
+                for register, offset, (first, last) in zip(
+                    physical.registers, arena.register_offsets, physical.lifetimes
+                )
+            ],
+            "workspaces": [
+                {"operation": at, "offset": offset, "bytes": physical.operations[at].workspace}
+                for at, offset in arena.workspace_offsets.items()
+            ],
+        }
+
+    def save(self, path: str | Path, offsets: bool = False) -> None:
+        """Write the plan file (JSON), with `offsets` the arena's too; the same plan gives the same bytes."""
         import orjson
 
         if not str(path):
             raise PlanError("the path of the plan file to write is empty; give it a name.")
-        data = orjson.dumps(self.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        data = orjson.dumps(self.to_json(offsets), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         try:
             Path(path).write_bytes(data)
         except OSError as error:

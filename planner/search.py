@@ -12,6 +12,7 @@ import numpy as np
 from sbp.errors import InfeasibleError, PlanError, TimeLimitError
 from sbp.graph import Graph
 from sbp.mesh import Mesh
+from sbp.planner.arena import arena_of
 from sbp.planner.boxing import BoxingTable
 from sbp.planner.cost import CostModel
 from sbp.planner.decisions import Decisions
@@ -78,9 +79,9 @@ def search(
 ) -> Outcome:
     """The cheapest plan of a graph on a mesh whose memory stays within `memory_limit` bytes per device.
 
-    The problem counts what values need; the finished plan also counts what is needed while layouts change. Where that
-    makes the plan exceed the limit, the problem is solved again under a limit that is smaller by the excess; the lower
-    bound stays that of the first problem.
+    The problem counts what values need; the finished plan also counts what is needed while layouts change, and the
+    arena that all of it is put into (see `sbp.planner.arena`). Where that makes the plan exceed the limit, the problem
+    is solved again under a limit that is smaller by the excess; the lower bound stays that of the first problem.
 
     Parameters
     ----------
@@ -129,6 +130,9 @@ def search(
                 f"a bound of {bound!r} s; this is a fault of sbp, please report it with the graph."
             )
         peak = memory_profile(physical).peak_bytes
+        if memory_limit is not None and peak <= memory_limit:
+            # What is held also has to be put somewhere: the arena may need more for the holes between buffers.
+            peak = max(peak, arena_of(physical, enough=memory_limit).size_bytes)
         least_peak = min(peak, least_peak)
         if memory_limit is None or peak <= memory_limit:
             status = assignment.status
@@ -138,7 +142,10 @@ def search(
         assert limit is not None
         limit -= max(peak - memory_limit, 1)
         if progress:
-            progress(f"{mesh}: layout changes need {peak - memory_limit:,} bytes more than the limit; solving again")
+            progress(
+                f"{mesh}: layout changes and holes between buffers need {peak - memory_limit:,} bytes more than the "
+                "limit; solving again"
+            )
         if limit <= 0:
             break
     raise InfeasibleError(

@@ -16,9 +16,12 @@ from sbp.cli.output import print_json, progress, tables
 @options.model_options
 @options.search_options
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the plan (JSON) for `sbp report`, `verify`, `run`.")
+@click.option("--offsets", is_flag=True, help="Write into the plan, too, where each tensor lies in a device's memory.")
 @options.json_option
 @options.quiet_option
-def plan(model: str, sizes: tuple[str, ...], out: str | None, as_json: bool, quiet: bool, **given: Any) -> None:
+def plan(
+    model: str, sizes: tuple[str, ...], out: str | None, offsets: bool, as_json: bool, quiet: bool, **given: Any
+) -> None:
     """Choose the layout of every tensor of MODEL (see `sbp models`, or a graph's JSON file) on a cluster.
 
     Prints the plan's summary, with how far from optimal it can be. Exit code 3 if nothing fits, 4 if nothing was
@@ -30,13 +33,15 @@ def plan(model: str, sizes: tuple[str, ...], out: str | None, as_json: bool, qui
     """
     from sbp.planner.auto_parallel import auto_parallel
 
+    if offsets and out is None:
+        raise click.UsageError("--offsets goes into the plan's file; give --out FILE too.")
     arguments = options.planning_arguments(**given)
     if out is not None:
         _check_writable(out)
     with progress(quiet) as say:
         found = auto_parallel(options.resolve_model(model, sizes), arguments.pop("cluster"), progress=say, **arguments)
     if out is not None:
-        found.save(out)
+        found.save(out, offsets)
     if not quiet:
         from sbp.report.text import plan_parts
 

@@ -76,6 +76,8 @@ class Summary:
         The same of the model's own FLOP, spread evenly: what ranks compute twice does not count.
     memory_bytes
         Bytes per device at the peak by kind, and under "peak", "limit" and "reserved" what they say.
+    arena
+        Bytes of the arena that holds everything, and the most that is held at once, sizes rounded up.
     peak_operation
         Where the peak is reached.
     """
@@ -101,6 +103,7 @@ class Summary:
     model_utilisation: float
     time: tuple[TimeRow, ...]
     memory_bytes: Mapping[str, int | None]
+    arena: Mapping[str, int]
     peak_operation: str
     layouts: tuple[LayoutRow, ...]
     operators: tuple[OperatorCost, ...]
@@ -141,6 +144,7 @@ def summarize(plan: Plan) -> Summary:
             "limit": memory.limit_bytes,
             "reserved": memory.reserved_bytes,
         },
+        arena={"size_bytes": plan.arena.size_bytes, "lower_bound_bytes": plan.arena.lower_bound_bytes},
         peak_operation=_peak_operation(plan),
         layouts=layout_rows(plan),
         operators=_operator_costs(plan),
@@ -183,6 +187,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             {"kind": row.kind, "name": row.name, "seconds": row.seconds, "count": row.count} for row in summary.time
         ],
         "memory_bytes": dict(summary.memory_bytes),
+        "arena": dict(summary.arena),
         "memory_peak_at": summary.peak_operation,
         "layouts": {name: str(layout) for name, layout in plan.layouts.items()},
         "parameters": [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -185,11 +185,18 @@ def memory_table(summary: Summary) -> RenderableType:
         rows.append((kind, bytes_text(size), share_text(size, whole), "#" * round(_BAR * size / whole)))
     rows.append(("peak", bytes_text(peak), share_text(peak or 0, whole), "#" * round(_BAR * (peak or 0) / whole)))
     rows.append(("limit", bytes_text(limit) if limit else "none", "", ""))
-    note = f"the peak is at {summary.peak_operation}"
+    note = f"the peak is at {summary.peak_operation}; {_arena_text(summary.arena)}"
     if reserved:
         note += f"; {bytes_text(reserved)} besides are the framework's"
     against = "limit" if limit else "peak"
     return table("Memory per device", ("kind", ">bytes", f">of the {against}", ""), rows, note)
+
+
+def _arena_text(arena: Mapping[str, int]) -> str:
+    size, bound = arena["size_bytes"], arena["lower_bound_bytes"]
+    if size == bound:
+        return f"all fits into an arena of {bytes_text(size)}, the least possible"
+    return f"all fits into an arena of {bytes_text(size)}, {size / bound - 1:.2%} above the least possible"
 
 
 def layout_table(summary: Summary, limit: int | None) -> RenderableType:

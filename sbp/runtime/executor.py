@@ -24,9 +24,11 @@ from sbp.errors import PlanError, SbpError
 from sbp.interpreter import attributes_in
 from sbp.layout import Shard
 from sbp.operator import REGISTRY
+from sbp.planner.arena import arena_of
 from sbp.planner.buffers import buffers_of, is_view
 from sbp.planner.physical import Compute, PhysicalPlan, Register
 from sbp.runtime import placement
+from sbp.runtime.arena import ArenaStore
 from sbp.runtime.boxing import Local, prepare
 
 Table = list[Local | None]
@@ -77,6 +79,10 @@ class Executor:
     share
         Ranks of this process that would run a kernel on the very same arrays, with the same attributes, share its
         result: replicated work is done once. False does it on every rank, for measurements.
+    arena
+        Run out of one preallocated buffer per rank (see `sbp.planner.arena`), in which every register has its place
+        and updates are made where the old values lie. The state that a step returns lies there, too, so that the next
+        step overwrites it; outputs are copies.
 
     Raises
     ------
@@ -93,8 +99,9 @@ class Executor:
         floating: str | None = None,
         keep: Collection[int] = (),
         share: bool = True,
+        arena: bool = False,
     ) -> None:
-        self._share = share
+        self._share = share and not arena
         self.physical = physical
         self.backend: Backend = NumpyBackend() if backend is None else backend
         if communicator is None:
@@ -117,10 +124,21 @@ class Executor:
             number: {rank: shard.shape for rank, shard in zip(self.communicator.ranks, self._local(number))}
             for number in physical.sources.values()
         }
+        if arena and self._keep:
+            raise PlanError(
+                f"registers {', '.join(map(str, self._keep))} cannot be kept: out of an arena their places are used "
+                "again. Run without arena, or keep nothing."
+            )
         kept = set(self._keep)
+        buffers = buffers_of(physical)
+        self._in_place = buffers.in_place
+        self._arena = self._store() if arena else None
         self._steps = [
-            (self._prepare(index), tuple(number for number in released if number not in kept))
-            for index, released in enumerate(buffers_of(physical).releases)
+            (
+                self._prepare(index) if self._arena is None else self._prepare_out_of(self._arena, index),
+                tuple(number for number in released if number not in kept),
+            )
+            for index, released in enumerate(buffers.releases)
         ]
 
     # -- in and out --------------------------------------------------------------------------------------------------
@@ -181,6 +199,8 @@ class Executor:
             self.communicator.fail()
             raise
         physical = self.physical
+        if self._arena is not None:
+            return self._result_out_of(self._arena, table, times)
         after = {value: table[physical.updates.get(value, number)] for value, number in self._state.items()}
         return StepResult(
             {value: _full(table[number]) for value, number in physical.outputs.items()},
@@ -196,7 +216,8 @@ class Executor:
         table: Table = [None] * len(self.physical.registers)
         for sources, given, kind in ((self._state, state, "state"), (self._feeds, feeds, "input")):
             for value, number in sources.items():
-                table[number] = self._given(value, number, given, kind)
+                given_ = self._given(value, number, given, kind)
+                table[number] = given_ if self._arena is None else self._arena.put(number, given_)
         times: list[tuple[float, float]] = []
         if timed:
             self.backend.synchronize()
@@ -258,6 +279,42 @@ class Executor:
             table[target] = move(table[source])  # type: ignore[arg-type]  # it is full when this runs
 
         return box
+
+    # -- out of an arena ---------------------------------------------------------------------------------------------
+
+    def _store(self) -> ArenaStore:
+        registers, backend = self.physical.registers, self.backend
+        dtypes = [backend.dtype(self.dtype(register)) for register in registers]
+        held = {register.type.dtype: dtype.itemsize for register, dtype in zip(registers, dtypes)}
+        arena = arena_of(self.physical, item_bytes=held)
+        shards = [self._local(register.number) for register in registers]
+        return ArenaStore(self.physical, arena, backend, self.communicator.ranks, shards, dtypes)
+
+    def _prepare_out_of(self, store: ArenaStore, index: int) -> Callable[[Table], None]:
+        """The operation, with its results put in their places."""
+        run, operation = self._prepare(index), self.physical.operations[index]
+        if is_view(operation):
+            return run
+
+        def into_place(table: Table) -> None:
+            run(table)
+            for number in operation.outputs:
+                table[number] = store.put(number, _full(table[number]))
+
+        return into_place
+
+    def _result_out_of(self, store: ArenaStore, table: Table, times: list[tuple[float, float]]) -> StepResult:
+        """The step's results; next values that were made beside the old ones move to where those lie."""
+        outputs = {value: _copied(table[number]) for value, number in self.physical.outputs.items()}
+        moved = {
+            value: _copied(table[number])
+            for value, number in self.physical.updates.items()
+            if number not in self._in_place
+        }
+        state = {}
+        for value, home in self._state.items():
+            state[value] = store.put(home, moved[value]) if value in moved else store.slot(home)
+        return StepResult(outputs, state, {}, tuple(times))
 
     def _prepare_compute(self, operation: Compute) -> Callable[[Table], None]:
         op = REGISTRY[operation.op]
@@ -365,6 +422,10 @@ def _own(xp: Any, array: Any, inputs: list[Any]) -> Any:
 def _failed(operation: Compute, rank: int, arrays: list[Any], detail: str) -> ExecutionError:
     shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
     return ExecutionError(f"node {operation.node} ({operation.op}) on rank {rank}, on local ({shapes}): {detail}.")
+
+
+def _copied(local: Local | None) -> Local:
+    return {rank: array.copy() for rank, array in _full(local).items()}
 
 
 def _full(local: Local | None) -> Local:
