@@ -22,6 +22,7 @@ import numpy as np
 
 from sbp.errors import ProblemError
 from sbp.planner.problem import FORBIDDEN_INTEGER, Problem, ProblemBuilder, checked_choice
+from sbp.wording import counted
 
 
 def read_problem(path: str | Path) -> Problem:
@@ -123,8 +124,8 @@ def problem_from_json(content: bytes) -> Problem:
         array = _costs(table, f"problem.edges.costs[{edge}]")
         if array.size != sizes[first] * sizes[second]:
             raise ProblemError(
-                f"problem.edges.costs[{edge}]: {array.size} entries, expected {sizes[first]} x {sizes[second]} "
-                f"= {sizes[first] * sizes[second]} for nodes {first} and {second}"
+                f"problem.edges.costs[{edge}]: {counted(array.size, 'entry', 'entries')}, expected "
+                f"{sizes[first]} x {sizes[second]} = {sizes[first] * sizes[second]} for nodes {first} and {second}"
             )
         builder.add_edge(first, second, array.reshape(sizes[first], sizes[second]))
     limit = root.get("usage_limit")
@@ -218,7 +219,7 @@ def _member(data: dict, key: str, where: str, kind: type) -> Any:
 def _aligned(data: dict, key: str, count: int, where: str) -> list:
     values = _member(data, key, where, list)
     if len(values) != count:
-        raise ProblemError(f"{where}.{key}: {len(values)} entries, expected {count}")
+        raise ProblemError(f"{where}.{key}: {counted(len(values), 'entry', 'entries')}, expected {count}")
     return values
 
 
@@ -284,7 +285,7 @@ def _add_usage(
         raise ProblemError(f"{where}: [{start}, {stop}) ends before it starts")
     field_name = f"problem.nodes.{prefix}usages{place}"
     if not isinstance(usage, list) or len(usage) != size:
-        found = f"{len(usage)} entries" if isinstance(usage, list) else _kind(usage)
+        found = counted(len(usage), "entry", "entries") if isinstance(usage, list) else _kind(usage)
         raise ProblemError(f"{field_name}: expected {size} integers (bytes), one per strategy, found {found}")
     if set(map(type, usage)) != {int}:
         wrong = next(position for position, value in enumerate(usage) if type(value) is not int)

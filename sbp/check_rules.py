@@ -25,6 +25,7 @@ from sbp.operator import REGISTRY, Case, Operator
 from sbp.right_signatures import right_signatures
 from sbp.rule import BoundRule, Signature
 from sbp.trial import Trial
+from sbp.wording import counted
 
 DEFAULT_MESHES = ((2,), (3,), (2, 2))
 FAST_MESHES = ((2,),)
@@ -79,7 +80,8 @@ class OperatorReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.operator}: {self.cases} cases, {self.combinations} combinations, {self.admitted} admitted, "
+            f"{self.operator}: {counted(self.cases, 'case')}, {counted(self.combinations, 'combination')}, "
+            f"{self.admitted:,} admitted, "
             f"{len(self.unsound)} unsound, {len(self.missing)} missing, {len(self.missing_with_reason)} with reason"
         ]
         lines += [f"  UNSOUND {finding}" for finding in self.unsound]

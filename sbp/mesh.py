@@ -28,13 +28,15 @@ class Mesh:
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
-        if not shape or any(not isinstance(size, int) or size < 1 for size in shape):
+        if not shape or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in shape):
             raise MeshError(f"A mesh needs at least one axis of whole size 1 or more, got {list(shape)}.")
         names = (self.names,) if isinstance(self.names, str) else tuple(self.names) or _default_names(len(shape))
         if len(names) != len(shape) or len(set(names)) != len(names):
             raise MeshError(
                 f"A mesh of shape {list(shape)} needs {len(shape)} different axis names, got {list(names)}."
             )
+        if not all(isinstance(name, str) and name.strip() for name in names):
+            raise MeshError(f"The axes of a mesh have names that are texts and not empty, got {list(names)}.")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "names", names)
 
@@ -43,8 +45,8 @@ class Mesh:
         """A mesh from `"2,8"` or `"dp=2,tp=8"`."""
         sizes, names = [], []
         for piece in text.split(","):
-            name, _, size = piece.rpartition("=")
-            if not size.strip().isdecimal():
+            name, equals, size = piece.rpartition("=")
+            if not size.strip().isdecimal() or (equals and not name.strip()):
                 raise MeshError(f"{text!r} is not a mesh; write sizes such as 2,8 or named ones such as dp=2,tp=8.")
             sizes.append(int(size))
             if name.strip():

@@ -1,6 +1,7 @@
 """The prover: wrong rules are caught, right ones pass, what is left out is listed; all rules of the library hold."""
 
 import copy
+import dataclasses
 import json
 from itertools import product
 
@@ -448,3 +449,11 @@ def test_command_line(capsys):
 def test_wrong_arguments(arguments, says, capsys):
     assert run(["check-rules", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_report_speaks_of_one_case():
+    """Of one case as of several."""
+    whole = check_operator(REGISTRY["neg"], (2,))
+    assert str(whole).startswith(f"neg: {whole.cases} cases, {whole.combinations} combinations, ")
+    one = dataclasses.replace(whole, cases=1, combinations=1, admitted=1)
+    assert str(one).startswith("neg: 1 case, 1 combination, 1 admitted, ")

@@ -164,6 +164,8 @@ def test_report_writes_a_page(plan_file, tmp_path, capsys):
     page = tmp_path / "plan.html"
     assert run(["report", plan_file, "--html", str(page), "--value", "layers.1.weight"]) == 0
     assert "layers.1.weight" in page.read_text()
+    assert run(["report", plan_file, "--html", str(page), "--plotlyjs", "beside"]) == 0
+    assert page.stat().st_size < 1e6 < (tmp_path / "plotly.min.js").stat().st_size
 
 
 def test_models(capsys):
@@ -363,7 +365,7 @@ BAD = {
     "no time": ([*TINY, "--time-limit", "0"], "--time-limit"),
     "time that is no number": ([*TINY, "--time-limit", "nan"], "--time-limit"),
     "size that the model lacks": ([*TINY, "--size", "layers=3"], "widths"),
-    "size of the wrong kind": (["plan", "gpt2", "--cluster", "cpu", "--size", "layers=some"], "layers=some"),
+    "size of the wrong kind": (["plan", "gpt2", "--cluster", "cpu", "--size", "layers=some"], "got 'some'"),
     "size without a value": ([*TINY, "--size", "layers"], "is not NAME=VALUE"),
     "optimizer without training": ([*TINY, "--inference", "--optimizer", "adam"], "--inference"),
     "sequence too long": (["plan", "tiny-gpt2", "--cluster", "cpu", "--seq", "100"], "12 positions"),
@@ -374,6 +376,12 @@ BAD = {
     "text that is not there": (["run", "gpt.json", "--text", "missing.txt"], "missing.txt"),
     "text for a model that reads none": (["run", "plan.json", "--text", "list.json"], "not a text"),
     "values of no model": (["models", "--values"], "name it"),
+    "inference of no model": (["models", "--inference"], "name it"),
+    "optimizer of inference": (["models", "gpt2", "--inference", "--optimizer", "sgd"], "--inference has no optimizer"),
+    "axis without a name": ([*TINY, "--mesh", "=2"], "'=2' is not a mesh"),
+    "no layers": (["plan", "gpt2", "--cluster", "cpu", "--size", "layers=0"], "layers must be a whole number"),
+    "fewer than no layers": (["models", "gpt2", "--size", "layers=-1"], "layers must be a whole number"),
+    "script without a page": (["report", "plan.json", "--plotlyjs", "cdn"], "--html"),
     "figure without a page": (["report", "plan.json", "--value", "x"], "--html"),
 }
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"sbp": "sbp", "ops": "sbp.ops", "planner": "sbp.planner", "comm": "sbp.comm", "cuda": "sbp.cuda"}
 
 LANGUAGE = frozenset(
-    {"layout", "mesh", "rule", "graph", "dtype", "errors", "fields", "operator"}
+    {"layout", "mesh", "rule", "graph", "dtype", "errors", "fields", "operator", "wording"}
     | {"shards", "trial", "right_signatures", "check_rules"}
 )
 """The files of `sbp/` that are the language and its proof; the others beside them are the front."""

@@ -93,3 +93,20 @@ def test_wrong_meshes_say_why(make, says):
     with pytest.raises(MeshError) as error:
         make()
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["=2", " =2", "dp=2,=4", "2,=4", "dp=", "="])
+def test_an_empty_axis_name_is_no_mesh(text):
+    with pytest.raises(MeshError, match="is not a mesh; write sizes such as 2,8"):
+        Mesh.parse(text)
+
+
+@pytest.mark.parametrize("names", [("",), (" ",), (5,), (None,)])
+def test_axis_names_are_texts(names):
+    with pytest.raises(MeshError, match="texts and not empty"):
+        Mesh((2,), names)
+
+
+def test_a_truth_value_is_no_size():
+    with pytest.raises(MeshError, match="whole size 1 or more"):
+        Mesh((True, 2))

@@ -55,6 +55,23 @@ def test_overrides_and_unknown_names():
         models.build("gpt2", depth=3)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "value"),
+    [
+        ("gpt2", "layers", 0), ("gpt2", "layers", -1), ("gpt2", "layers", 1.5), ("gpt2", "layers", True),
+        ("gpt2", "positions", 0), ("gpt2", "intermediate", 0), ("gpt2", "eps", -1.0), ("gpt2", "eps", math.nan),
+        ("gpt2", "activation", 3), ("llama-3-8b", "kv_heads", 0), ("llama-3-8b", "theta", "x"),
+        ("bert-base", "token_types", 0), ("bert-base", "next_sentence", 1), ("vit-b", "patch", 0),
+        ("resnet-50", "blocks", (3, 0)), ("resnet-50", "blocks", ()), ("dlrm", "tables", 4), ("dlrm", "lookups", 0),
+        ("mlp", "widths", (8, -1)), ("mlp", "classification", "no"),
+    ],
+)  # fmt: skip
+def test_sizes_that_no_model_has(name, size, value):
+    """Refused where the configuration is made, with its name; a GPT of no layers used to be planned."""
+    with pytest.raises(GraphError, match=rf"Config: {size} must be .*, got "):
+        models.build(name, **{size: value})
+
+
 @pytest.mark.parametrize("name", models.PRESETS)
 def test_scaled_configurations_keep_the_structure(name):
     config = models.PRESETS[name]

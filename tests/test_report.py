@@ -531,6 +531,28 @@ def test_the_page_needs_no_network(drawn, tmp_path):
         drawn.save(tmp_path / "missing" / "plan.html")
 
 
+def test_the_script_is_shared_or_fetched(drawn, tmp_path):
+    """Several pages need plotly's script once, or not at all; the figures are the same."""
+    pages = {}
+    for where in figures.SCRIPTS:
+        folder = tmp_path / where
+        folder.mkdir()
+        for name in ("one.html", "two.html"):
+            drawn.save(folder / name, where)
+        pages[where] = (folder / "one.html").read_text()
+        assert {path.name for path in folder.iterdir()} == {"one.html", "two.html"} | (
+            {"plotly.min.js"} if where == "beside" else set()
+        )
+        assert pages[where].count("Plotly.newPlot") >= 4 or where == "inline"
+    script = (tmp_path / "beside" / "plotly.min.js").read_text(encoding="utf-8")
+    assert script in pages["inline"]
+    assert re.search(r'<script[^>]*\ssrc="plotly\.min\.js"', pages["beside"])
+    assert re.search(r'<script[^>]*\ssrc="https://cdn\.plot\.ly/', pages["cdn"])
+    assert max(len(pages["beside"]), len(pages["cdn"])) < len(pages["inline"]) - len(script) + 1000
+    with pytest.raises(figures.FigureError, match="plotlyjs is one of inline, beside, cdn, got 'local'"):
+        drawn.to_html("local")
+
+
 def test_without_plotly_the_message_says_what_to_install(plan, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(figures.FigureError, match=r"pip install 'sbp\[viz\]'"):

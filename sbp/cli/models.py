@@ -37,8 +37,10 @@ def models(
     sbp models gpt2
     sbp models gpt2 --values --batch 8 --seq 128
     """
+    if inference and optimizer is not None:
+        raise click.UsageError("--inference has no optimizer; leave --optimizer out.")
     if name is None:
-        if values or sizes or batch or seq:
+        if values or sizes or batch or seq or optimizer or precision or inference or recompute != "auto":
             raise click.UsageError("these options describe one model; name it.")
         _list(as_json)
         return

@@ -13,8 +13,12 @@ from sbp.cli.output import print_json, tables
 @click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of the tables of costs.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Also write a page with the interactive figures.")
 @click.option("--value", help="The tensor that the page shows over the device grid; default the largest split one.")
+@click.option("--plotlyjs", type=click.Choice(["inline", "beside", "cdn"]),
+              help="The page's script of 4.8 MB: in it (default), in a file beside it, or from the network.")  # fmt: skip
 @options.json_option
-def report(plan_file: str, top: int, html: str | None, value: str | None, as_json: bool) -> None:
+def report(
+    plan_file: str, top: int, html: str | None, value: str | None, plotlyjs: str | None, as_json: bool
+) -> None:  # fmt: skip
     """Show a plan: step time by compute and collectives, memory by kind, layouts of all state, the largest costs.
 
     \b
@@ -26,11 +30,13 @@ def report(plan_file: str, top: int, html: str | None, value: str | None, as_jso
 
     if value is not None and html is None:
         raise click.UsageError("--value chooses a figure of the page; give --html FILE too.")
+    if plotlyjs is not None and html is None:
+        raise click.UsageError("--plotlyjs says where the page has its script from; give --html FILE too.")
     plan = Plan.load(plan_file)
     if html is not None:
         from sbp.report.figures import plan_figures
 
-        plan_figures(plan, value).save(html)
+        plan_figures(plan, value).save(html, plotlyjs or "inline")
     if as_json:
         from sbp.report.summary import to_json
 

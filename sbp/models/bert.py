@@ -8,7 +8,7 @@ from typing import Any
 from sbp import nn
 from sbp.errors import GraphError
 from sbp.graph import Initial
-from sbp.models.shared import NORMAL, FeedForward, Inputs, scaled_head_size, token_inputs
+from sbp.models.shared import NORMAL, FeedForward, Inputs, Sizes, scaled_head_size, token_inputs
 from sbp.operator import TensorType
 from sbp.ops import library as ops
 
@@ -17,7 +17,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class BertConfig:
+class BertConfig(Sizes):
     """Sizes of a BERT; `next_sentence` adds the pooled next-sentence loss to the masked-token loss."""
 
     layers: int = 24

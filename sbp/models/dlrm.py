@@ -8,7 +8,7 @@ from typing import Any
 from sbp import nn
 from sbp.errors import GraphError
 from sbp.graph import Initial
-from sbp.models.shared import Inputs
+from sbp.models.shared import Inputs, Sizes
 from sbp.operator import TensorType
 from sbp.ops import library as ops
 
@@ -26,7 +26,7 @@ CRITEO_KAGGLE = (
 
 
 @dataclass(frozen=True)
-class DLRMConfig:
+class DLRMConfig(Sizes):
     """Rows per table, width of their rows, and the widths of the two multilayer perceptrons.
 
     `bottom` starts with the number of dense features and ends with the tables' width; `top` names the widths after the

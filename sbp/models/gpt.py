@@ -9,12 +9,12 @@ from typing import Any
 from sbp import nn
 from sbp.errors import GraphError
 from sbp.graph import Initial
-from sbp.models.shared import NORMAL, FeedForward, Inputs, scaled_head_size, token_inputs
+from sbp.models.shared import NORMAL, FeedForward, Inputs, Sizes, scaled_head_size, token_inputs
 from sbp.ops import library as ops
 
 
 @dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(Sizes):
     """Sizes of a GPT. `activation` is GELU's `approximate`; the output head shares the token embedding's weight."""
 
     layers: int = 12

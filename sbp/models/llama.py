@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sbp import nn
-from sbp.models.shared import NORMAL, Inputs, scaled_head_size, token_inputs
+from sbp.models.shared import NORMAL, Inputs, Sizes, scaled_head_size, token_inputs
 from sbp.ops import library as ops
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(Sizes):
     """Sizes of a Llama; the output head has a weight of its own."""
 
     layers: int = 32

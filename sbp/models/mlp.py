@@ -8,12 +8,12 @@ from typing import Any
 from sbp import nn
 from sbp.errors import GraphError
 from sbp.graph import Initial
-from sbp.models.shared import Inputs
+from sbp.models.shared import Inputs, Sizes
 from sbp.operator import TensorType
 
 
 @dataclass(frozen=True)
-class MLPConfig:
+class MLPConfig(Sizes):
     """Widths from input to output; `classification` makes the last ones logits, else they are regressed."""
 
     widths: tuple[int, ...] = (1024, 4096, 4096, 1000)

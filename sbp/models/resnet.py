@@ -8,14 +8,14 @@ from typing import Any
 
 from sbp import nn
 from sbp.graph import Initial
-from sbp.models.shared import Inputs, image_inputs
+from sbp.models.shared import Inputs, Sizes, image_inputs
 
 EXPANSION = 4
 """Output channels of a bottleneck block per channel of its 3 x 3 convolution."""
 
 
 @dataclass(frozen=True)
-class ResNetConfig:
+class ResNetConfig(Sizes):
     """Blocks per stage; `width` channels in the first stage's 3 x 3 convolutions, twice as many in each next one."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)

@@ -9,13 +9,13 @@ from typing import Any
 from sbp import nn
 from sbp.errors import GraphError
 from sbp.graph import Initial
-from sbp.models.shared import NORMAL, FeedForward, Inputs, image_inputs, scaled_head_size
+from sbp.models.shared import NORMAL, FeedForward, Inputs, Sizes, image_inputs, scaled_head_size
 from sbp.nn.module import Parameter
 from sbp.ops import library as ops
 
 
 @dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(Sizes):
     """Sizes of a ViT; `image` and `patch` are edge lengths in pixels."""
 
     layers: int = 24

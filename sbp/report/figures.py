@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,9 @@ MOST_POINTS = 1500
 
 MOST_LABELS = 64
 """Devices beyond which a grid shows their boxes by colour and on hovering only."""
+
+SCRIPTS: Mapping[str, Any] = MappingProxyType({"inline": True, "beside": "directory", "cdn": "cdn"})
+"""Where a page has plotly's script from, and plotly's own word for it."""
 
 
 class FigureError(SbpError):
@@ -66,15 +70,33 @@ class PlanFigures:
     def __repr__(self) -> str:
         return "<figures of a plan: layouts, tensor, time, memory; save(path) writes a page>"
 
-    def to_html(self) -> str:
-        """A page with all figures; plotly's own script is part of it, so it opens without a network."""
-        parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(self)]
+    def to_html(self, plotlyjs: str = "inline") -> str:
+        """A page with all figures.
+
+        Parameters
+        ----------
+        plotlyjs
+            Where the page has plotly's script of 4.8 MB from: "inline", it is part of the page, which opens anywhere;
+            "beside", from `plotly.min.js` in the page's folder; "cdn", from the network.
+        """
+        if plotlyjs not in SCRIPTS:
+            raise FigureError(f"plotlyjs is one of {', '.join(SCRIPTS)}, got {plotlyjs!r}.")
+        first = SCRIPTS[plotlyjs]
+        parts = [
+            figure.to_html(full_html=False, include_plotlyjs=False if number else first)
+            for number, figure in enumerate(self)
+        ]
         return f'<!doctype html><html><head><meta charset="utf-8"></head><body>{"".join(parts)}</body></html>\n'
 
-    def save(self, path: str | Path) -> None:
-        """Write `to_html` to a file."""
+    def save(self, path: str | Path, plotlyjs: str = "inline") -> None:
+        """Write `to_html` to a file; with "beside" also the script, which all pages of the folder share."""
+        page = self.to_html(plotlyjs)
         try:
-            Path(path).write_text(self.to_html(), encoding="utf-8")
+            Path(path).write_text(page, encoding="utf-8")
+            if plotlyjs == "beside":
+                from plotly.offline import get_plotlyjs
+
+                Path(path).with_name("plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
         except OSError as error:
             raise FigureError(f"cannot write the figures to {path}: {error.strerror or error}.") from None
 

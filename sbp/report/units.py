@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from sbp.wording import counted as counted
+
 SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 BYTES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
 
@@ -41,11 +43,6 @@ def count_text(number: float) -> str:
         if abs(number) >= factor * 0.9995:
             return f"{_three(number / factor)} {unit}"
     return f"{number:.0f}"
-
-
-def counted(number: int, what: str) -> str:
-    """`1 node`, `12 nodes`, `1,234 nodes`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def share_text(part: float, whole: float) -> str:
