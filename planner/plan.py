@@ -26,7 +26,8 @@ from sbp.planner.meshes import check_mesh
 from sbp.planner.physical import COLLECTIVES, Box, Compute, PhysicalPlan, Register
 from sbp.planner.search import objective_seconds
 from sbp.planner.solver import Status
-from sbp.planner.timing import COMPUTE, Timeline, predict_timeline
+from sbp.planner.timing import COMPUTE, Timeline, links_of, predict_timeline
+from sbp.planner.trace import save_trace
 from sbp.rule import Signature
 
 if TYPE_CHECKING:
@@ -149,8 +150,8 @@ class Plan:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When every operation of `physical` is predicted to run."""
-        return predict_timeline(self.physical)
+        """When every operation of `physical` is predicted to run; mesh axes on one link tier share it."""
+        return predict_timeline(self.physical, links_of(self.mesh, self.cluster))
 
     @cached_property
     def memory_profile(self) -> MemoryProfile:
@@ -251,6 +252,10 @@ class Plan:
         from sbp.report.figures import plan_figures
 
         return plan_figures(self)
+
+    def trace(self, path: str | Path) -> None:
+        """Write the predicted timeline for chrome://tracing or ui.perfetto.dev; see `sbp.planner.trace`."""
+        save_trace(self.timeline.step, path)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
