@@ -61,7 +61,7 @@ class Constants:
         inputs = {item: self.value(item) for item in node.all_input_nodes}
         if any(value is None for value in inputs.values()):
             return None
-        pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+        pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) or _is_untagged_pointwise(node)
         shape = self._shape(node)
         if pointwise and shape is not None:
             inputs = {item: _narrowed(value) for item, value in inputs.items()}
@@ -113,7 +113,16 @@ def _elements(values: Any) -> int:
 def _is_view(node: Any) -> bool:
     return str(node.target) in (
         "aten.expand.default", "aten.unsqueeze.default", "aten.slice.Tensor", "aten.transpose.int",
-        "aten.permute.default", "aten.select.int", "aten.alias.default", "aten.squeeze.dim",
+        "aten.permute.default", "aten.select.int", "aten.squeeze.dim",
+    )  # fmt: skip
+
+
+def _is_untagged_pointwise(node: Any) -> bool:
+    """Operators that work element by element but that PyTorch does not mark as such."""
+    _, _, name = str(node.target).partition("aten.")
+    return name.split(".")[0] in (
+        "to", "_to_copy", "clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "__and__", "__or__",
+        "__xor__", "masked_fill",
     )  # fmt: skip
 
 

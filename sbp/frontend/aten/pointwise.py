@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sbp.dtype import is_floating
+from sbp.frontend.aten import fusion
 from sbp.frontend.translation import Context, as_type, filled, tensor, translation
 from sbp.ops import library as ops
 from sbp.trace import Symbol
@@ -31,7 +32,8 @@ def add(context: Context, x: Any, y: Any, alpha: Any = 1) -> Any:
 def _(context, x, y, *, alpha=1):
     if context.dtype == "bool":
         return ops.logical_or(tensor(context, x, "bool"), tensor(context, y, "bool"))
-    return add(context, x, y, alpha)
+    fused = fusion.rotary(context) if alpha == 1 else None
+    return add(context, x, y, alpha) if fused is None else fused
 
 
 @translation("aten.sub", "aten.sub_")
@@ -51,6 +53,9 @@ def multiply(context: Context, x: Any, y: Any) -> Any:
         x, y = y, x
     if context.dtype == "bool":
         return ops.logical_and(x, tensor(context, y, "bool"))
+    fused = fusion.rms_norm(context) if isinstance(y, Symbol) else None
+    if fused is not None:
+        return fused
     x = as_type(x, context.dtype)
     if not isinstance(y, Symbol):
         return x if y == 1 else ops.scale(x, factor=y)
