@@ -168,6 +168,15 @@ def test_report_writes_a_page(plan_file, tmp_path, capsys):
     assert page.stat().st_size < 1e6 < (tmp_path / "plotly.min.js").stat().st_size
 
 
+def test_report_writes_a_trace(plan_file, tmp_path, capsys):
+    trace = tmp_path / "trace.json"
+    assert run(["report", plan_file, "--trace", str(trace)]) == 0
+    assert "trace.json" in capsys.readouterr().out.replace("\n", "")
+    assert {event["ph"] for event in json.loads(trace.read_bytes())["traceEvents"]} >= {"M", "X", "C"}
+    assert run(["report", plan_file, "--trace", str(tmp_path / "no" / "trace.json")]) == 2
+    assert "cannot write the trace file" in capsys.readouterr().err
+
+
 def test_models(capsys):
     assert run(["models", "--json"]) == 0
     counts = {item["name"]: item["parameters"] for item in json.loads(capsys.readouterr().out)}

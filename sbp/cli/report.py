@@ -14,17 +14,25 @@ from sbp.cli.output import print_json, tables
 @click.option("--html", type=click.Path(dir_okay=False), help="Also write a page with the interactive figures.")
 @click.option("--value", help="The tensor that the page shows over the device grid; default the largest split one.")
 @click.option("--plotlyjs", type=click.Choice(["inline", "beside", "cdn"]),
-              help="The page's script of 4.8 MB: in it (default), in a file beside it, or from the network.")  # fmt: skip
+              help="The page's script of 4.8 MB: in it (default), in a file beside it, or from a CDN.")  # fmt: skip
+@click.option("--trace", type=click.Path(dir_okay=False), help="Also write the predicted timeline for Perfetto.")
 @options.json_option
 def report(
-    plan_file: str, top: int, html: str | None, value: str | None, plotlyjs: str | None, as_json: bool
-) -> None:  # fmt: skip
+    plan_file: str,
+    top: int,
+    html: str | None,
+    value: str | None,
+    plotlyjs: str | None,
+    trace: str | None,
+    as_json: bool,
+) -> None:
     """Show a plan: step time by compute and collectives, memory by kind, layouts of all state, the largest costs.
 
     \b
     sbp report plan.json
     sbp report plan.json --json > figures.json
     sbp report plan.json --html plan.html
+    sbp report plan.json --trace trace.json      (open it at ui.perfetto.dev or chrome://tracing)
     """
     from sbp.planner.plan import Plan
 
@@ -37,6 +45,8 @@ def report(
         from sbp.report.figures import plan_figures
 
         plan_figures(plan, value).save(html, plotlyjs or "inline")
+    if trace is not None:
+        plan.trace(trace)
     if as_json:
         from sbp.report.summary import to_json
 
@@ -49,3 +59,5 @@ def report(
         console.print(part)
     if html is not None:
         console.print(f"The figures are in {html}.")
+    if trace is not None:
+        console.print(f"The timeline is in {trace}; ui.perfetto.dev and chrome://tracing show it.")
