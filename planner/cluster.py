@@ -105,8 +105,8 @@ class Device:
     fused_attention_ceiling
         Fraction of the peak that attention without stored scores reaches.
     operators
-        (operator, seconds, bytes/s) as `sbp profile` measures them: what starting its kernel takes, and how fast it
-        reads and writes; in place of `launch_seconds` and the memory bandwidth.
+        (operator, seconds, bytes/s) as `sbp profile` measures them: its kernel takes so many seconds to start, and
+        then the time of its FLOP plus that of its bytes at this rate.
     """
 
     name: str

@@ -38,7 +38,8 @@ class AnalyticCostModel:
     """Roofline compute, and collectives by the cluster's link tiers.
 
     A kernel takes max(FLOP / (peak * ceiling), bytes / memory bandwidth) and one launch (Williams, Waterman and
-    Patterson, "Roofline", CACM 2009). A collective takes what its slowest group takes; see `sbp.planner.collective`.
+    Patterson, "Roofline", CACM 2009); one of the device's measured `operators` takes the sum of its own start, FLOP and
+    bytes. A collective takes what its slowest group takes; see `sbp.planner.collective`.
 
     Parameters
     ----------
@@ -74,8 +75,10 @@ class AnalyticCostModel:
         if per_flop is None:
             device = self.cluster.device
             per_flop = self._seconds_per_flop[dtype] = 1.0 / (device.peak(dtype) * device.matmul_ceiling)
-        start, per_byte = (self._launch, self._seconds_per_byte) if measured is None else measured
-        return max(flops * per_flop, bytes * per_byte) + start
+        if measured is not None:
+            start, per_byte = measured
+            return start + flops * per_flop + bytes * per_byte
+        return max(flops * per_flop, bytes * self._seconds_per_byte) + self._launch
 
     def collective_seconds(self, kind: str, mesh: Mesh, axis: int, bytes: float) -> float:
         """Time of one boxing step; nothing to move, or nobody to move it to, is free.
