@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 from sbp.errors import InfeasibleError, LayoutError, PlanError, SbpError, TimeLimitError
+from sbp.frontend.model import TorchModel, is_torch_module
 from sbp.graph import STATE_KINDS, Graph
 from sbp.layout import Layout
 from sbp.mesh import Mesh
@@ -32,9 +34,12 @@ RestrictionFor = Callable[[Graph, Mesh], Restriction]
 
 
 def auto_parallel(
-    model: str | Module | Graph,
+    model: str | Module | Graph | TorchModel | Any,
     cluster: str | Path | Cluster,
     *,
+    example_inputs: Any = None,
+    loss: Any = None,
+    targets: Any = (),
     nodes: int | None = None,
     batch: int | None = None,
     sequence: int | None = None,
@@ -58,9 +63,13 @@ def auto_parallel(
     Parameters
     ----------
     model
-        A preset's name (`sbp.models.presets()`), a module of `sbp.nn`, or a graph.
+        A preset's name (`sbp.models.presets()`), a module of `sbp.nn`, a graph, or a `torch.nn.Module`, whose batch,
+        sequence and element types are those of itself and its example inputs unless given.
     cluster
         A preset's name (`sbp clusters`), the path of a cluster file, or a `Cluster`.
+    example_inputs, loss, targets
+        Of a `torch.nn.Module`: what its `forward` takes, a callable that makes the loss of its output and the targets
+        (default the loss that it returns itself); see `sbp.frontend.torch.import_module`.
     nodes
         Number of nodes; default the cluster's own.
     batch, sequence
@@ -106,6 +115,8 @@ def auto_parallel(
     SbpError
         Bad input; names the place.
     """
+    if is_torch_module(model) or example_inputs is not None or loss is not None:
+        model = TorchModel.of(model, example_inputs, loss, targets)
     _check_arguments(model, batch, sequence, training, optimizer, precision)
     _check_numbers(nodes, batch, sequence, memory_limit, time_limit, threads, seed)
     if recompute not in RECOMPUTE:

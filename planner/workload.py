@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from sbp.errors import GraphError, PlanError
+from sbp.frontend.model import TorchModel
 from sbp.graph import Graph
 from sbp.models import PRESETS, TINY, config_named
 from sbp.nn.module import Module
@@ -35,7 +36,7 @@ LARGEST_VALUE_BYTES = 1 << 60
 
 
 def workload(
-    model: str | Module | Graph,
+    model: str | Module | Graph | TorchModel,
     devices: int,
     batch: int | None = None,
     sequence: int | None = None,
@@ -49,7 +50,8 @@ def workload(
     Parameters
     ----------
     model
-        A preset's name, a module of `sbp.nn` with `example_inputs`, or a finished graph (the rest is then not used).
+        A preset's name, a module of `sbp.nn` with `example_inputs`, a finished graph (the rest is then not used), or a
+        module of PyTorch (whose batch is that of its example inputs, and its precision its own, unless given).
     devices
         Number of ranks, for the default batch.
     batch
@@ -63,9 +65,12 @@ def workload(
     """
     if isinstance(model, Graph):
         return Workload(_checked_sizes(model.validate()), {})
+    if isinstance(model, TorchModel):
+        graph = model.step(batch, sequence, training, optimizer, precision).graph
+        return Workload(_checked_sizes(with_recompute(graph) if recompute else graph), {})
     if not isinstance(model, (str, Module)):
         raise GraphError(
-            f"a model is a preset's name, an sbp.nn.Module or a Graph, got {type(model).__name__}; "
+            f"a model is a preset's name, a module of sbp.nn or torch.nn, or a Graph, got {type(model).__name__}; "
             "`sbp models` lists presets."
         )
     module = config_named(model).build() if isinstance(model, str) else model
