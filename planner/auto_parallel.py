@@ -17,17 +17,24 @@ from sbp.layout import Layout
 from sbp.mesh import Mesh
 from sbp.nn.module import Module
 from sbp.optim import Optimizer
+from sbp.planner.boxing import BoxingTable
 from sbp.planner.cluster import Cluster
 from sbp.planner.cost import CostModel, as_cost_model
+from sbp.planner.decisions import Decisions
+from sbp.planner.lowering import lower
 from sbp.planner.meshes import candidate_meshes, check_mesh
 from sbp.planner.pins import Both, Pins
 from sbp.planner.plan import Plan, Tried
-from sbp.planner.search import Outbid, Outcome, gib, search
-from sbp.planner.solver import Limits
+from sbp.planner.search import Outbid, Outcome, gib, needed_bytes, objective_seconds, search
+from sbp.planner.solver import Limits, Status
 from sbp.planner.strategies import LEAST_FILL, Restriction
 from sbp.planner.workload import workload
 
 MOST_DEVICES = 1 << 20
+
+_SAME = 1e-9
+"""Relative difference of objectives that is taken for none, as they are sums in another order."""
+
 RECOMPUTE = ("auto", "none", "full")
 Progress = Callable[[str], None]
 RestrictionFor = Callable[[Graph, Mesh], Restriction]
@@ -56,6 +63,7 @@ def auto_parallel(
     cost_model: CostModel | None = None,
     least_fill: float = LEAST_FILL,
     restriction: RestrictionFor | None = None,
+    hint: Plan | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Choose the layout of every tensor of a training or inference step, and prove how far from the best it can be.
@@ -98,6 +106,9 @@ def auto_parallel(
         Splits whose mean shard is less than this fraction of the largest are left out.
     restriction
         Narrows the choice further, a function of graph and mesh (the baselines use this).
+    hint
+        A plan of a graph of this structure (sizes and cluster may differ) to start from: the result costs no more than
+        its decisions do here. Its mesh is tried too. Where it does not fit into memory it is left aside.
     progress
         Called with a line of text now and then.
 
@@ -128,7 +139,7 @@ def auto_parallel(
         raise PlanError(f"{machine.name} has {machine.size:,} devices; plans are made for up to {MOST_DEVICES:,}.")
     if memory_limit is None:
         memory_limit = machine.device.usable_memory_bytes
-    meshes = _meshes(mesh, machine, pins)
+    meshes = _meshes(mesh, machine, pins, hint)
     task = _Task(
         as_cost_model(machine if cost_model is None else cost_model),
         meshes,
@@ -145,7 +156,8 @@ def auto_parallel(
         raise PlanError(f"graph {step.graph.name} has no nodes: there is nothing to plan.")
     if sum(state_bytes_per_device(step.graph, machine).values()) > memory_limit:
         raise _why_nothing(task, [], step.graph, machine)
-    best, tried, failures = _best_over_meshes(task, step.graph)
+    known = None if hint is None else _hinted(task, step.graph, hint)
+    best, tried, failures = _best_over_meshes(task, step.graph, known)
     if best is None and recompute == "auto" and training and any(isinstance(e, InfeasibleError) for e in failures):
         again = workload(model, machine.size, batch, sequence, training, optimizer, precision, True)
         if len(again.graph.nodes) > len(step.graph.nodes):
@@ -233,12 +245,10 @@ class _Task:
         seconds: float,
         pins: Mapping[str, str | Layout],
         cutoff: float | None = None,
+        hint: Decisions | None = None,
     ) -> Outcome:
         """The search on one mesh, under the pins and the restriction."""
-        narrowed = Both(
-            Pins(graph, mesh, pins) if pins else None,
-            self.restriction(graph, mesh) if self.restriction else None,
-        )
+        narrowed = self.narrowed(graph, mesh, pins)
         return search(
             graph,
             mesh,
@@ -249,22 +259,61 @@ class _Task:
             self.least_fill,
             self.progress,
             cutoff,
+            hint,
+        )
+
+    def narrowed(self, graph: Graph, mesh: Mesh, pins: Mapping[str, str | Layout]) -> Both:
+        """The pins and the restriction on one mesh."""
+        return Both(
+            Pins(graph, mesh, pins) if pins else None,
+            self.restriction(graph, mesh) if self.restriction else None,
         )
 
 
-def _best_over_meshes(task: _Task, graph: Graph) -> tuple[Outcome | None, list[Tried], list[SbpError]]:
-    """The best plan over all meshes, what came of each, and why there was none."""
-    best: Outcome | None = None
+def _hinted(task: _Task, graph: Graph, hint: Plan) -> Outcome | None:
+    """What a plan's decisions come to here; None where they do not fit into memory.
+
+    Raises
+    ------
+    PlanError
+        The plan is of a graph of other structure, or it contradicts a pin or the restriction.
+    """
+    mesh = task.meshes[0]
+    decisions = hint.decisions.check(graph, mesh)
+    narrowed = task.narrowed(graph, mesh, task.pins)
+    refused = [name for name, layout in decisions.sources.items() if not narrowed.allows_source(graph, name, layout)]
+    refused += [
+        node.name for node in graph.nodes if not narrowed.allows(graph, node, decisions.signatures[node.name])
+    ]
+    if refused:
+        raise PlanError(
+            f"the hint cannot be a start: it has another layout of {refused[0]} than "
+            f"{narrowed.describe(graph, refused[0])} asks for; leave one of the two out."
+        )
+    physical = lower(graph, mesh, decisions, task.costs, BoxingTable(mesh, task.costs))
+    needed = needed_bytes(physical, task.memory_limit)
+    if needed > task.memory_limit:
+        task.progress(f"the hint needs {gib(needed)} per device, more than the limit of {gib(task.memory_limit)}")
+        return None
+    return Outcome(mesh, decisions, physical, objective_seconds(physical), 0.0, Status.FEASIBLE, "the hint")
+
+
+def _best_over_meshes(
+    task: _Task, graph: Graph, hinted: Outcome | None = None
+) -> tuple[Outcome | None, list[Tried], list[SbpError]]:
+    """The best plan over all meshes, what came of each, and why there was none; `hinted` is of the first mesh."""
+    best = hinted
     tried: list[Tried] = []
     failures: list[SbpError] = []
     for number, mesh in enumerate(task.meshes):
         share = (task.deadline - time.monotonic()) / (len(task.meshes) - number)
-        if best is not None and share <= 0:
+        if best is not None and best is not hinted and share <= 0:
             tried.append(Tried(mesh, None, None, "not tried: the time limit passed"))
             continue
         task.progress(f"planning {graph.name} on {mesh} ({number + 1} of {len(task.meshes)})")
         try:
-            found = task.search(graph, mesh, share, task.pins, best.objective_seconds if best else None)
+            start = hinted.decisions if hinted is not None and number == 0 else None
+            found = task.search(graph, mesh, share, task.pins, best.objective_seconds if best else None, start)
         except Outbid as outbid:
             stopped = "stopped: its lower bound exceeds the best plan"
             tried.append(Tried(mesh, None, outbid.lower_bound_seconds, stopped))
@@ -273,21 +322,32 @@ def _best_over_meshes(task: _Task, graph: Graph) -> tuple[Outcome | None, list[T
             tried.append(Tried(mesh, None, None, str(error)))
         else:
             tried.append(Tried(mesh, found.objective_seconds, found.lower_bound_seconds, found.status.value))
-            if best is None or found.objective_seconds < best.objective_seconds:
+            if best is None or found.objective_seconds < best.objective_seconds * (1 + _SAME if best is hinted else 1):
                 best = found
+            elif best is hinted and number == 0:  # no search found better in time; what it proved holds all the same
+                bound = min(found.lower_bound_seconds, best.objective_seconds)
+                hinted = best = replace(best, lower_bound_seconds=bound, reason=f"the hint; {found.reason}")
     return best, tried, failures
 
 
 def _meshes(
-    mesh: Mesh | Sequence[int] | str | None, cluster: Cluster, pins: Mapping[str, str | Layout] | None
+    mesh: Mesh | Sequence[int] | str | None,
+    cluster: Cluster,
+    pins: Mapping[str, str | Layout] | None,
+    hint: Plan | None,
 ) -> tuple[Mesh, ...]:
+    """The meshes to try, that of the hint first."""
     if mesh is not None:
         if isinstance(mesh, str):
             mesh = Mesh.parse(mesh)
         elif not isinstance(mesh, Mesh):
             mesh = Mesh(tuple(mesh) if not isinstance(mesh, int) else (mesh,))
+        if hint is not None and hint.mesh.shape != mesh.shape:
+            raise PlanError(f"the hint is a plan on {hint.mesh}, the search is on {mesh}; leave one of the two out.")
         return (check_mesh(mesh, cluster),)
     meshes = candidate_meshes(cluster)
+    if hint is not None:
+        meshes = (check_mesh(hint.mesh, cluster), *(other for other in meshes if other.shape != hint.mesh.shape))
     if not pins:
         return meshes
     lengths = {pattern: len(Layout.parse(layout)) for pattern, layout in pins.items()}

@@ -76,6 +76,7 @@ def search(
     least_fill: float = LEAST_FILL,
     progress: Progress | None = None,
     cutoff: float | None = None,
+    hint: Decisions | None = None,
 ) -> Outcome:
     """The cheapest plan of a graph on a mesh whose memory stays within `memory_limit` bytes per device.
 
@@ -86,7 +87,9 @@ def search(
     Parameters
     ----------
     cutoff
-        Seconds of a plan that is known on another mesh: the search stops as soon as its bound exceeds them.
+        Seconds of a plan that is known already: the search stops as soon as its bound exceeds them.
+    hint
+        Decisions that a hard search starts from, where the problem offers them.
 
     Raises
     ------
@@ -105,6 +108,9 @@ def search(
     formulation = formulate(strategies, memory_limit)
 
     def start() -> np.ndarray | None:
+        given = None if hint is None else formulation.encode(hint)
+        if given is not None:
+            return given
         return _choice_under_a_style(formulation, costs, boxing, restriction, least_fill, limits)
 
     limit, bound, least_peak = memory_limit, None, 1 << 62
@@ -129,10 +135,7 @@ def search(
                 f"{graph.name} on {mesh}: the finished plan costs {total!r} s, the solver promised {promised!r} s with "
                 f"a bound of {bound!r} s; this is a fault of sbp, please report it with the graph."
             )
-        peak = memory_profile(physical).peak_bytes
-        if memory_limit is not None and peak <= memory_limit:
-            # What is held also has to be put somewhere: the arena may need more for the holes between buffers.
-            peak = max(peak, arena_of(physical, enough=memory_limit).size_bytes)
+        peak = needed_bytes(physical, memory_limit)
         least_peak = min(peak, least_peak)
         if memory_limit is None or peak <= memory_limit:
             status = assignment.status
@@ -153,6 +156,17 @@ def search(
         f"is not proven: the best layouts need {least_peak - (memory_limit or 0):,} bytes more while they change. "
         "Allow that much more, or use more devices."
     )
+
+
+def needed_bytes(physical: PhysicalPlan, memory_limit: int | None) -> int:
+    """Bytes per device that a finished plan needs: held at once, and, if that is within the limit, put somewhere.
+
+    The arena may need more than the peak, for the holes between buffers; how much is not looked at beyond the limit.
+    """
+    peak = memory_profile(physical).peak_bytes
+    if memory_limit is not None and peak <= memory_limit:
+        return max(peak, arena_of(physical, enough=memory_limit).size_bytes)
+    return peak
 
 
 def _choice_under_a_style(

@@ -3,6 +3,7 @@
 Each test names its report.
 """
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -260,3 +261,116 @@ def test_r113_only_the_pins_that_clash_are_named():
         auto_parallel(graph, machine(2), mesh=(2,), pins={**dict(list(harmless.items())[:25]), **clashing, **harmless})
     message = str(error.value)
     assert "'split:0': (S(0))" in message and "'split:1': (S(1))" in message and "other" not in message
+
+
+# -- starting from a plan ----------------------------------------------------------------------------------------------
+
+
+def net_step(batch):
+    return training_step(Net(), batch, optimizer=Adam(), precision="f32")
+
+
+@pytest.fixture(scope="module")
+def poor():
+    """A plan that nobody would choose: everything split along the features."""
+    pins = {"x": "S(1)", "up.weight": "S(0)", "down.weight": "S(0)", "relu": "S(1)"}
+    return auto_parallel(net_step(8), machine(2), mesh=(2,), pins=pins)
+
+
+def test_r165_a_search_starts_from_a_plan(poor):
+    """The result costs no more than the hint, and what was proven without it still is."""
+    free = auto_parallel(net_step(8), machine(2), mesh=(2,))
+    assert free.objective_seconds < poor.objective_seconds
+    for hint in (poor, free):
+        found = auto_parallel(net_step(8), machine(2), mesh=(2,), hint=hint)
+        assert found.objective_seconds == pytest.approx(free.objective_seconds, rel=1e-12)
+        assert found.status is Status.OPTIMAL and found.lower_bound_seconds == free.lower_bound_seconds
+        assert found.verify().passed
+
+
+def test_r165_without_time_the_hint_is_the_result(poor, monkeypatch):
+    """A search that finds nothing in time, or nothing better, leaves the hint's decisions, with what was proven."""
+    from sbp.errors import TimeLimitError
+    from sbp.planner import auto_parallel as module
+
+    def too_late(*arguments, **options):
+        raise TimeLimitError("no plan was found within the time limit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "search", too_late)
+        found = auto_parallel(net_step(8), machine(2), hint=poor)
+    assert found.decisions == poor.decisions and found.mesh == poor.mesh
+    assert found.objective_seconds == poor.objective_seconds
+    assert found.status is Status.FEASIBLE and found.lower_bound_seconds == 0.0 and found.reason == "the hint"
+
+    real = module.search
+
+    def worse(*arguments, **options):
+        outcome = real(*arguments, **options)
+        return dataclasses.replace(outcome, objective_seconds=1e9, status=Status.FEASIBLE)
+
+    monkeypatch.setattr(module, "search", worse)
+    found = auto_parallel(net_step(8), machine(2), mesh=(2,), hint=poor)
+    assert found.decisions == poor.decisions and 0 < found.lower_bound_seconds <= found.objective_seconds
+    assert found.status is Status.FEASIBLE and found.reason.startswith("the hint")
+
+
+def test_r165_the_solver_begins_with_the_hint(poor, monkeypatch):
+    """Handed on as a choice of the problem, whose cost is the plan's."""
+    from sbp.planner import search as module
+
+    real, starts = module.solve, []
+
+    def watched(problem, limits, **options):
+        if "start" in options:
+            starts.append(evaluate(problem, options["start"]()).cost)
+        return real(problem, limits, **options)
+
+    monkeypatch.setattr(module, "solve", watched)
+    auto_parallel(net_step(8), machine(2), mesh=(2,), hint=poor)
+    assert starts[0] == pytest.approx(poor.objective_seconds, rel=1e-9)
+
+
+def test_r165_hints_for_other_sizes_machines_and_meshes(poor, tmp_path, capsys):
+    larger = auto_parallel(net_step(16), machine(2, "h100"), hint=poor)
+    assert larger.objective_seconds <= auto_parallel(net_step(16), machine(2, "h100")).objective_seconds * (1 + 1e-9)
+    product = built(lambda x, w: x @ w, x=TensorType((64, 256), "f32"), w=TensorType((256, 512), "f32"))
+    cube = auto_parallel(product, machine(8), mesh=(2, 2, 2))  # no mesh of three axes is tried by itself
+    found = auto_parallel(product, machine(8), hint=cube)
+    assert found.objective_seconds <= cube.objective_seconds
+    assert [tried.mesh.shape for tried in found.tried][0] == (2, 2, 2)
+
+    notes = []
+    graph = built(lambda x: ops.relu(x), x=TensorType((1024, 1024), "f32"))
+    whole = auto_parallel(graph, machine(2), mesh=(2,), pins={"x": "B", "relu": "B"})
+    tight = whole.memory.peak_bytes * 3 // 4
+    small = auto_parallel(graph, machine(2), mesh=(2,), memory_limit=tight, hint=whole, progress=notes.append)
+    assert small.memory.peak_bytes <= tight and any("the hint needs" in note for note in notes)
+
+
+def test_r165_hints_that_contradict(poor):
+    from sbp.errors import PlanError
+
+    with pytest.raises(PlanError, match=r"the hint cannot be a start.*up.weight than the pin 'up.weight'"):
+        auto_parallel(net_step(8), machine(2), mesh=(2,), hint=poor, pins={"up.weight": "B"})
+    with pytest.raises(PlanError, match=r"the hint is a plan on mesh\(x=2\), the search is on mesh\(x=4\)"):
+        auto_parallel(net_step(8), machine(4), mesh=(4,), hint=poor)
+    with pytest.raises(SbpError, match="4"):
+        auto_parallel(net_step(8), machine(4), hint=poor)
+    with pytest.raises(PlanError):
+        auto_parallel("tiny-gpt2", machine(2), mesh=(2,), hint=poor)
+
+
+def test_r165_the_command_takes_a_hint(tmp_path, capsys):
+    from sbp.cli.main import run
+
+    first, second = str(tmp_path / "first.json"), str(tmp_path / "second.json")
+    common = ["plan", "tiny-mlp", "--cluster", "cpu", "--mesh", "4", "--batch", "8", "--json"]
+    assert run([*common, "--pin", "layers.0.weight=S(0)", "--out", first]) == 0
+    assert run([*common, "--hint", first, "--out", second]) == 0
+    capsys.readouterr()
+    from sbp.planner.plan import Plan
+
+    assert Plan.load(second).objective_seconds <= Plan.load(first).objective_seconds
+    assert run([*common, "--hint", str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err

@@ -16,12 +16,15 @@ from sbp.cli.output import print_json, progress, tables
 @options.model_options
 @options.search_options
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the plan (JSON) for `sbp report`, `verify`, `run`.")
+@click.option("--hint", type=click.Path(), metavar="PLAN.JSON",
+              help="Start from this plan's layouts; what is found costs no more than they do.")  # fmt: skip
 @click.option("--offsets", is_flag=True, help="Write into the plan, too, where each tensor lies in a device's memory.")
 @options.json_option
 @options.quiet_option
 def plan(
-    model: str, sizes: tuple[str, ...], out: str | None, offsets: bool, as_json: bool, quiet: bool, **given: Any
-) -> None:
+    model: str, sizes: tuple[str, ...], out: str | None, hint: str | None, offsets: bool, as_json: bool, quiet: bool,
+    **given: Any,
+) -> None:  # fmt: skip
     """Choose the layout of every tensor of MODEL (see `sbp models`, or a graph's JSON file) on a cluster.
 
     Prints the plan's summary, with how far from optimal it can be. Exit code 3 if nothing fits, 4 if nothing was
@@ -32,14 +35,18 @@ def plan(
     sbp plan llama-3-8b --cluster h100 --nodes 2 --mesh dp=2,tp=8 --pin 'layers.*.weight=S(0), S(0)'
     """
     from sbp.planner.auto_parallel import auto_parallel
+    from sbp.planner.plan import Plan
 
     if offsets and out is None:
         raise click.UsageError("--offsets goes into the plan's file; give --out FILE too.")
     arguments = options.planning_arguments(**given)
     if out is not None:
         _check_writable(out)
+    start = None if hint is None else Plan.load(hint)
     with progress(quiet) as say:
-        found = auto_parallel(options.resolve_model(model, sizes), arguments.pop("cluster"), progress=say, **arguments)
+        found = auto_parallel(
+            options.resolve_model(model, sizes), arguments.pop("cluster"), progress=say, hint=start, **arguments
+        )
     if out is not None:
         found.save(out, offsets)
     if not quiet:
