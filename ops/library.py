@@ -168,6 +168,7 @@ from sbp.ops.functions import (
     softsign,
     threshold,
 )
+from sbp.ops.grouped_matmul import grouped_matmul, grouped_weight_gradient
 from sbp.ops.indexing import (
     diagonal,
     diagonal_embed,
@@ -429,6 +430,8 @@ __all__ = [
     "greater_number",
     "group_norm",
     "group_norm_backward",
+    "grouped_matmul",
+    "grouped_weight_gradient",
     "hardshrink",
     "hardsigmoid",
     "hardswish",

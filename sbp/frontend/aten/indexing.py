@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sbp.frontend.translation import Context, as_type, broadcast, reshaped, translation
+from sbp.frontend.translation import Context, as_type, broadcast, filled, reshaped, translation
 from sbp.ops import library as ops
 
 
@@ -121,3 +121,15 @@ def _(context, x, mask, source):
     elements = reshaped(source, (-1, 1))
     taken = reshaped(ops.embedding(elements, ops.clamp(number, low=0, high=elements.shape[0] - 1)), x.shape)
     return ops.where(reshaped(flat, x.shape), as_type(taken, x.dtype), x)
+
+
+@translation("aten.histc", "aten.bincount")
+def _(context, x, bins=100, min=0, max=0):
+    """How many numbers fall into each of `bins` parts of [min, max], the last one closed; others are left out."""
+    if str(context.node.target).startswith("aten.bincount") or min >= max:
+        raise NotImplementedError("counting into bins that the data says")
+    flat = as_type(reshaped(x, (-1,)), "f64")
+    place = ops.floor(ops.scale(ops.shift(flat, amount=-float(min)), factor=bins / (max - min)))
+    place = ops.where(ops.equal_number(flat, number=float(max)), filled(context, bins - 1, (), "f64"), place)
+    ones = filled(context, 1, (*flat.shape, 1), context.dtype)
+    return reshaped(ops.embedding_backward(ones, as_type(place, "i64"), rows=bins), context.shape)

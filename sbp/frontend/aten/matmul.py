@@ -41,3 +41,11 @@ def _(context, x, y):
 @translation("aten.einsum")
 def _(context, subscripts, operands, *, path=None):
     return ops.einsum(*operands, subscripts=subscripts.replace(" ", ""))
+
+
+@translation("aten._grouped_mm", "transformers.grouped_mm_fallback")
+def _(context, x, weight, ends, bias=None, out_dtype=None):
+    """Rows sorted by group, a weight per group, and where each group ends."""
+    if bias is not None or len(x.shape) != 2 or len(weight.shape) != 3:
+        raise NotImplementedError("grouped_mm with a bias, or of other dimensions than (rows, in) and (group, in, out)")
+    return ops.grouped_matmul(x, weight, ends)
