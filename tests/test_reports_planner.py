@@ -11,9 +11,11 @@ import sys
 import tracemalloc
 from pathlib import Path
 
+import networkx
 import numpy
 import pytest
 
+import sbp
 from sbp import nn
 from sbp.errors import InfeasibleError, SbpError
 from sbp.graph import Initial
@@ -23,8 +25,10 @@ from sbp.ops import library as ops
 from sbp.optim import Adam
 from sbp.planner.auto_parallel import auto_parallel
 from sbp.planner.cluster import Cluster
+from sbp.planner.memory import live_at
 from sbp.planner.problem import ProblemBuilder, evaluate
 from sbp.planner.solver import Limits, Status, solve
+from sbp.planner.styles import Styles, TensorParallel
 from sbp.report.summary import to_json
 from sbp.trace import GraphBuilder
 from sbp.training import training_step
@@ -121,6 +125,52 @@ def test_r094_what_is_too_large_is_left_out_by_its_shape():
     assert {register.bytes for register in plan.physical.registers} == {kind.bytes // 2}
 
 
+@pytest.fixture(scope="module")
+def tensor_parallel_plans():
+    """A small GPT on 1 and on 4 tensor-parallel ranks with sequence splits, with and without recompute."""
+    found = {}
+    for ranks, again in itertools.product((1, 4), ("none", "full")):
+        styles = None if ranks == 1 else lambda graph, mesh: Styles(graph, mesh, TensorParallel(sequence=True))
+        found[ranks, again] = auto_parallel(
+            sbp.build("gpt2", layers=3, heads=4, hidden=128, vocabulary=512, positions=128),
+            machine(ranks), batch=8, mesh=(ranks,), recompute=again, restriction=styles,
+            pins=None if ranks == 1 else {"h.?.add*": "S(1)"},  # a P -> S(1) after each row-parallel product
+        )  # fmt: skip
+    return found
+
+
+def test_r097_recompute_together_with_a_tensor_split_holds_less_than_either(tensor_parallel_plans):
+    peaks = {key: plan.memory.peak_bytes for key, plan in tensor_parallel_plans.items()}
+    assert peaks[4, "full"] < peaks[4, "none"] < peaks[1, "none"]
+    assert peaks[4, "full"] < peaks[1, "full"] < peaks[1, "none"]
+    both = tensor_parallel_plans[4, "full"]
+    assert {"all_gather", "reduce_scatter"} <= {step.kind for step in both.boxing}, "the split that is meant"
+
+
+def test_r097_every_layout_of_a_value_is_held_once(tensor_parallel_plans):
+    """At no time two copies of one value in one layout: what was gathered for the backward phase serves all readers."""
+    plan = tensor_parallel_plans[4, "full"]
+    physical = plan.physical
+    gathered = False
+    for at in range(len(physical.operations)):
+        held = [(register.value, register.layout) for register in live_at(physical, at)]
+        assert len(held) == len(set(held))
+        gathered |= any(value.endswith(".again") for value, _ in held)
+    assert gathered
+
+
+def test_r097_what_backward_does_not_need_is_not_recomputed(tensor_parallel_plans):
+    """The last product of a block ends on the residual stream; no gradient reads its result."""
+    graph = tensor_parallel_plans[4, "full"].graph
+    again = {node.name for node in graph.nodes if node.name.endswith(".again")}
+    assert {"h.1.mlp.fc.linear.again", "h.1.attn.proj.linear.again"} <= again
+    assert not {f"h.1.mlp.proj.{op}.again" for op in ("linear", "add")} & again
+    read = {name for node in graph.nodes for name in node.inputs}
+    for node in graph.nodes:
+        if node.name in again:
+            assert any(name in read for name in node.outputs), node.name
+
+
 def test_r096_constants_are_planned_by_their_shape():
     """full((200000, 200000)) would be 160 GB."""
     tracemalloc.start()
@@ -173,14 +223,16 @@ def _problem(count, sizes, edges, rng, limit=None):
     return builder.build(limit)
 
 
-def test_r106_every_shape_of_graph_on_up_to_four_nodes_equals_enumeration():
-    """All sets of edges between up to 4 nodes of 1 to 4 strategies, without and with a limit."""
+def test_r106_every_shape_of_graph_on_up_to_five_nodes_equals_enumeration():
+    """All sets of edges between up to 4 nodes, all graphs of 5; 1 to 4 strategies, without and with a limit."""
     rng = RNG(0)
     count = 0
-    for nodes in (1, 2, 3, 4):
+    for nodes in (1, 2, 3, 4, 5):
         pairs = list(itertools.combinations(range(nodes), 2))
-        for number in range(2 ** len(pairs)):
-            edges = [pair for bit, pair in enumerate(pairs) if number >> bit & 1]
+        shapes = [[pair for bit, pair in enumerate(pairs) if number >> bit & 1] for number in range(2 ** len(pairs))]
+        if nodes == 5:  # up to the names of the nodes: 34 of 1024
+            shapes = [list(graph.edges) for graph in networkx.graph_atlas_g() if len(graph) == 5]
+        for edges in shapes:
             sizes = [int(size) for size in rng.integers(1, 5, nodes)]
             problem = _problem(nodes, sizes, edges, rng, None if count % 2 else 2 * nodes)
             outcomes = [evaluate(problem, choice) for choice in itertools.product(*map(range, sizes))]
@@ -191,7 +243,7 @@ def test_r106_every_shape_of_graph_on_up_to_four_nodes_equals_enumeration():
             else:
                 assert found.status is Status.OPTIMAL and found.objective == found.lower_bound == best
             count += 1
-    assert count == 1 + 2 + 8 + 64
+    assert count == 1 + 2 + 8 + 64 + 34
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,10 +11,13 @@ from sbp.layout import Broadcast, Layout, Partial, Split
 from sbp.mesh import Mesh
 from sbp.operator import TensorType
 from sbp.ops import library as ops
+from sbp.planner.auto_parallel import auto_parallel
 from sbp.planner.boxing import BoxingTable
 from sbp.planner.cluster import Cluster
 from sbp.planner.cost import AnalyticCostModel
+from sbp.runtime.executor import Executor
 from sbp.shards import gather, global_shape, scatter
+from sbp.trace import GraphBuilder
 from tests.report_programs import run_sharded
 
 RNG = numpy.random.default_rng
@@ -143,6 +146,39 @@ def test_r169_size_one_mesh_axes_cost_nothing():
     assert sum(step.seconds for step in steps) == 0.0
     run = run_sharded(lambda x: ops.neg(x), {"x": numpy.ones((4, 4))}, (2, 1), {"x": "S(0), B", "neg": "S(0), S(1)"})
     assert run.boxing == []
+
+
+def perceptron(batch):
+    builder = GraphBuilder("perceptron")
+    with builder:
+        x = builder.source("x", TensorType((batch, 3), "f64"))
+        w = builder.source("w", TensorType((3, 5), "f64"))
+        y = ops.tanh(x @ w)
+    return builder.finish([y, y.sum(0)])
+
+
+def test_r144_a_plan_serves_other_batches_without_another_solve(monkeypatch):
+    """Planned for 8 rows, run with 4, 6, 5 and 1 of them: the same layouts, uneven shards where they do not divide."""
+    from sbp.planner import search
+
+    cluster = Cluster.preset("a100-80g", nodes=1, devices_per_node=2)
+    plan = auto_parallel(perceptron(8), cluster, mesh=(2,), pins={"x": "S(0)", "tanh": "S(0)", "sum": "P"})
+
+    def solved_again(*arguments, **options):
+        raise AssertionError("the plan was solved again")
+
+    monkeypatch.setattr(search, "solve", solved_again)
+    w = RNG(0).standard_normal((3, 5))
+    for batch in (8, 4, 6, 5, 1):
+        x = RNG(batch).standard_normal((batch, 3))
+        other = plan.on(perceptron(batch))
+        assert other.layouts == plan.layouts
+        executor = Executor(other.physical)
+        result = executor.run({}, executor.place({"x": x, "w": w}))
+        found = executor.collect_outputs(result.outputs)
+        numpy.testing.assert_allclose(found["tanh"], numpy.tanh(x @ w), rtol=1e-14)
+        numpy.testing.assert_allclose(found["sum"], numpy.tanh(x @ w).sum(0), rtol=1e-12)
+        assert [len(part) for part in result.outputs["tanh"].values()] == [-(-batch // 2), batch // 2]
 
 
 def test_r144_a_batch_that_does_not_divide_runs_uneven():
