@@ -20,15 +20,16 @@ class Pending:
     __slots__ = ("_finish", "_result", "_work")
 
     def __init__(self, work: Any, finish: Callable[[], Any]) -> None:
-        self._work, self._finish = work, finish
+        self._work = work
+        self._finish: Callable[[], Any] | None = finish
         self._result: Any = None
 
     def wait(self) -> Any:
         """The tensor. On a GPU only its stream waits."""
-        if self._work is not None:
+        if self._finish is not None:
             self._work.wait()
             self._result = self._finish()
-            self._work = self._finish = None
+            self._work = self._finish = None  # what was sent may be freed
         return self._result
 
 
@@ -275,4 +276,3 @@ def _padded(rows: Any, size: int) -> Any:
     made = rows.new_zeros((size, *rows.shape[1:]))
     made[: rows.shape[0]] = rows
     return made
-

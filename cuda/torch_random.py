@@ -35,8 +35,8 @@ def _mix(bits: torch.Tensor) -> torch.Tensor:
 
 
 def random_bits(
-    shape: tuple[int, ...], offset: tuple[int, ...], global_shape: tuple[int, ...], seed: int, step: torch.Tensor | None,
-    stream: int, device: Any,
+    shape: tuple[int, ...], offset: tuple[int, ...], global_shape: tuple[int, ...], seed: int,
+    step: torch.Tensor | None, stream: int, device: Any,
 ) -> torch.Tensor:  # fmt: skip
     """64 random bits for every element of a shard, see `sbp.ops.random.random_bits`."""
     key = _mix(torch.tensor([_signed(seed * _GOLDEN + stream * _STREAM + _GOLDEN)], device=device))

@@ -429,6 +429,15 @@ class Plan:
 
         return run_plan(self, steps=steps, progress=progress, **options)
 
+    def to_torch(self, module: Any, device_mesh: Any, strict: bool = False) -> Any:
+        """Make a PyTorch module run this plan on torch.distributed; see `sbp.runtime.torch_export.to_torch`."""
+        from sbp.cuda.torch_backend import TorchBackend
+
+        TorchBackend()  # says what to install where PyTorch is missing
+        from sbp.runtime.torch_export import to_torch
+
+        return to_torch(self, module, device_mesh, strict)
+
 
 # -- fields of a plan file ---------------------------------------------------------------------------------------------
 

@@ -33,8 +33,9 @@ MAY_IMPORT = {
 SHORTCUTS = {
     "sbp.layout": {"_repr_html_"},
     "sbp.graph": {"_repr_html_"},
-    "sbp.planner.plan": {"__str__", "_repr_html_", "show", "verify", "run"},
+    "sbp.planner.plan": {"__str__", "_repr_html_", "show", "verify", "run", "to_torch"},
     "sbp.planner.baselines": {"__str__"},
+    "sbp.runtime.torch_report": {"__str__"},
 }
 """Methods by which data is shown or run from where it is: they import what is above when they are called."""
 
