@@ -8,7 +8,7 @@ and results are those of `sbp.ops`; the tests compare all of them on the operato
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -285,7 +285,8 @@ def embedding(xp, table, ids, *, offset=0):
     if table.shape[0] == 0:
         return table.new_zeros((*ids.shape, table.shape[1]))
     place, found = _within(ids, offset, table.shape[0])
-    return torch.where(found[..., None], functional.embedding(place, table), torch.zeros((), dtype=table.dtype, device=table.device))
+    rows = functional.embedding(place, table)
+    return torch.where(found[..., None], rows, torch.zeros((), dtype=table.dtype, device=table.device))
 
 
 def embedding_backward(xp, grad, ids, *, rows, offset=0):
@@ -309,14 +310,24 @@ def take_along_backward(xp, grad, index, *, size, axis=-1, offset=0):
 # -- convolution and pooling -------------------------------------------------------------------------------------------
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
-_AVERAGE_POOLS: dict[int, Callable[..., Tensor]] = {
+_MAX_POOLS: Mapping[int, Callable[..., Any]] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+_AVERAGE_POOLS: Mapping[int, Callable[..., Any]] = {
     1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d
 }  # fmt: skip
 
 
-def _spread(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+def _spread(size: int, kernel: int, stride: int, padding: int | tuple[int, int], dilation: int) -> int:
+    around = 2 * padding if isinstance(padding, int) else sum(padding)
+    return (size + around - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _padded(x: Tensor, padding: Any, value: float = 0.0) -> tuple[Tensor, Any]:
+    """The tensor and the padding that is left to do: pairs (before, after), of which torch's windows know none, are
+    laid around it, or cut off where they are negative."""
+    if isinstance(padding, int) or all(isinstance(each, int) for each in padding):
+        return x, padding
+    sides = [n for each in reversed(padding) for n in ((each, each) if isinstance(each, int) else each)]
+    return functional.pad(x, sides, value=value), 0
 
 
 def _each(value: Any, count: int) -> tuple[int, ...]:
@@ -325,16 +336,18 @@ def _each(value: Any, count: int) -> tuple[int, ...]:
 
 def convolution(xp, x, weight, *, stride=1, padding=0, dilation=1, groups=1):
     count = x.ndim - 2
-    if not x.numel() or not weight.numel():
-        sizes = zip(x.shape[2:], weight.shape[2:], *(_each(value, count) for value in (stride, padding, dilation)))
-        return x.new_zeros((x.shape[0], weight.shape[0], *(_spread(*size) for size in sizes)))
+    sizes = zip(x.shape[2:], weight.shape[2:], *(_each(value, count) for value in (stride, padding, dilation)))
+    made = (x.shape[0], weight.shape[0], *(_spread(*size) for size in sizes))
+    if not x.numel() or not weight.numel() or 0 in made:
+        return x.new_zeros(made)
+    x, padding = _padded(x, padding)
     groups = x.shape[1] // weight.shape[1]  # a rank may hold some of the groups
     return _CONVOLUTIONS[count](x, weight, None, stride, padding, dilation, groups)
 
 
 def convolution_input_gradient(xp, grad, weight, *, shape, stride=1, padding=0, dilation=1, groups=1):
     made = (grad.shape[0], *shape[1:])
-    if not grad.numel() or not weight.numel():
+    if not grad.numel() or not weight.numel() or 0 in made:
         return grad.new_zeros(made)
     options = {"stride": stride, "padding": padding, "dilation": dilation}
     return pulled_back(lambda x: convolution(xp, x, weight, **options), grad, grad.new_zeros(made))[0]
@@ -353,7 +366,7 @@ def _pooled(x: Tensor, count: int, function: Callable[[Tensor], Tensor]) -> Tens
     return made.reshape(*x.shape[: x.ndim - count], *made.shape[2:])
 
 
-def _pool(pools: dict[int, Callable[..., Tensor]], kernel_size: Any, **options: Any) -> Callable[[Tensor], Tensor]:
+def _pool(pools: Mapping[int, Callable[..., Any]], kernel_size: Any, **options: Any) -> Callable[[Tensor], Tensor]:
     count = 2 if isinstance(kernel_size, int) else len(kernel_size)
     sizes = _each(kernel_size, count)
     return lambda x: _pooled(x, count, lambda cells: pools[count](cells, sizes, **options))
@@ -371,33 +384,53 @@ def _spatial(x: Tensor, kernel_size: Any) -> Any:
 
 
 def max_pool2d(xp, x, *, kernel_size, stride=None, padding=0):
-    if not x.numel():
-        return _no_windows(x, _spatial(x, kernel_size), kernel_size, stride, padding)
+    none = _no_windows(x, _spatial(x, kernel_size), kernel_size, stride, padding)
+    if not x.numel() or not none.numel():
+        return none
+    x, padding = _padded(x, padding, -math.inf)
     return _pool(_MAX_POOLS, kernel_size, stride=stride, padding=padding)(x)
 
 
-def max_pool2d_backward(xp, grad, x, *, kernel_size, stride=None, padding=0):
-    if not x.numel():
-        return torch.zeros_like(x)
-    return pulled_back(_pool(_MAX_POOLS, kernel_size, stride=stride, padding=padding), grad, x)[0]
+def max_pool2d_backward(xp, grad, x, *, kernel_size, stride=None, padding=0, keep=None):
+    kept: Any = (...,) if keep is None else (..., *(slice(start, start + size) for start, size in keep))
+    if not x.numel() or not grad.numel():
+        return torch.zeros_like(x)[kept]
+    options = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
+    return pulled_back(lambda x: max_pool2d(xp, x, **options), grad, x)[0][kept]
 
 
 def avg_pool2d(xp, x, *, kernel_size, stride=None, padding=0, count_include_pad=True):
-    if not x.numel():
-        return _no_windows(x, _spatial(x, kernel_size), kernel_size, stride, padding)
-    options = {"stride": stride, "padding": padding, "count_include_pad": count_include_pad}
-    return _pool(_AVERAGE_POOLS, kernel_size, **options)(x)
+    none = _no_windows(x, _spatial(x, kernel_size), kernel_size, stride, padding)
+    if not x.numel() or not none.numel():
+        return none
+    cells, left = _padded(x, padding)
+    options = {"stride": stride, "padding": left, "count_include_pad": count_include_pad}
+    made = _pool(_AVERAGE_POOLS, kernel_size, **options)(cells)
+    if cells is x or count_include_pad:
+        return made
+    real, _ = _padded(torch.ones_like(x), padding)
+    return made / _pool(_AVERAGE_POOLS, kernel_size, **options)(real)
 
 
-def avg_pool2d_backward(xp, grad, *, size, kernel_size, stride=None, padding=0, count_include_pad=True):
+def avg_pool2d_backward(
+    xp, grad, *, size, kernel_size, stride=None, padding=0, count_include_pad=True, around=None
+):  # fmt: skip
     made = grad.new_zeros((*grad.shape[: grad.ndim - len(size)], *size))
-    if not grad.numel():
+    if not grad.numel() or not made.numel():
         return made
     options = {"stride": stride, "padding": padding, "count_include_pad": count_include_pad}
-    return pulled_back(_pool(_AVERAGE_POOLS, kernel_size, **options), grad, made)[0]
+    if around is None:
+        return pulled_back(lambda x: avg_pool2d(xp, x, kernel_size=kernel_size, **options), grad, made)[0]
+    # The places around count in the windows' sizes; their own gradients belong to other ranks.
+    pads = [pad if isinstance(pad, tuple) else (pad, pad) for pad in _each(padding, len(size))]
+    options["padding"] = tuple((p - b, q - a) for (p, q), (b, a) in zip(pads, around))
+    sides = [n for pair in reversed(around) for n in pair]
+    return pulled_back(
+        lambda x: avg_pool2d(xp, functional.pad(x, sides), kernel_size=kernel_size, **options), grad, made
+    )[0]
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def _plain(function: Any) -> Callable[..., Any]:
     """A PyTorch function of the tensors alone."""
     return lambda xp, *tensors: function(*tensors)
 

@@ -1,8 +1,9 @@
 """Convolution over any number of spatial dimensions, grouped and dilated; its two gradients; transposed convolution.
 
 Splitting the batch or the output channels splits the result; splitting the input channels leaves a part of the sum.
-With several groups, whole groups are split first. Spatial dimensions stay whole, unless the kernel tiles them exactly
-(the patches of a vision transformer): then they are split between windows.
+With several groups, whole groups are split first. Spatial dimensions split with their windows: ranks fetch the rows
+that their windows share with their neighbours' (a halo), and nothing where the kernel tiles them exactly (the patches
+of a vision transformer).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from sbp.errors import GraphError, RuleError
 from sbp.operator import operator
 from sbp.ops.precision import one_type
-from sbp.ops.windows import Windows, per_dimension
+from sbp.ops.windows import SLICED, SUMMED, Windows, per_dimension
 
 
 def _check_shapes(x: tuple[int, ...], weight: tuple[int, ...], groups: int) -> None:
@@ -51,16 +52,35 @@ def _matrix(weight: Any, groups: int) -> Any:
 def convolution(xp, x, weight, *, stride=1, padding=0, dilation=1, groups=1):
     """Cross-correlation: x (n, c, *spatial), weight (o, c / groups, *kernel) -> (n, o, *windows).
 
-    `stride`, `padding` (zeros on both sides) and `dilation` are one number or one per spatial dimension.
+    `stride`, `padding` (zeros on both sides) and `dilation` are one number or one per spatial dimension; `padding` may
+    be a pair (before, after) per dimension.
     """
     windows = Windows.of(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     shape = (x.shape[0], weight.shape[0], *windows.counts)
-    if not x.size or not weight.size:
+    if not x.size or not weight.size or 0 in shape:
         return xp.zeros(shape, x.dtype)
     groups = x.shape[1] // weight.shape[1]  # a rank may hold some of the groups
     columns = windows.gather(xp, _grouped(x, groups))
     columns = columns.reshape(x.shape[0], groups, columns.shape[2] * columns.shape[3], columns.shape[4])
     return xp.matmul(_matrix(weight, groups), columns).reshape(shape)
+
+
+def _global(x: tuple[int, ...], weight: tuple[int, ...], attributes: dict[str, Any]) -> Windows:
+    """The windows of the unsharded operator."""
+    names = "stride", "padding", "dilation"
+    return Windows.of(tuple(x[2:]), tuple(weight[2:]), *(attributes[name] for name in names))
+
+
+@convolution.reads
+def _(attributes, inputs, outputs):
+    windows = _global(inputs[0].global_shape, inputs[1].global_shape, attributes)
+    return windows.cells_read(inputs[0], outputs[0]), inputs[1]
+
+
+@convolution.localize
+def _(attributes, inputs, outputs):
+    windows = _global(inputs[0].global_shape, inputs[1].global_shape, attributes)
+    return {**attributes, "padding": windows.local_padding(inputs[0], outputs[0])}
 
 
 convolution.flops = lambda n, g, o, c, y0, y1, y2, p0, p1, p2: 2 * n * g * o * c * y0 * y1 * y2 * p0 * p1 * p2
@@ -106,9 +126,16 @@ def convolution_input_gradient(xp, grad, weight, *, shape, stride=1, padding=0, 
     return windows.scatter(xp, columns).reshape(grad.shape[0], *shape[1:])
 
 
+@convolution_input_gradient.reads
+def _(attributes, inputs, outputs):
+    windows = _global(attributes["shape"], inputs[1].global_shape, attributes)
+    return windows.windows_read(inputs[0], outputs[0]), inputs[1]
+
+
 @convolution_input_gradient.localize
 def _(attributes, inputs, outputs):
-    return {**attributes, "shape": outputs[0].shape}
+    windows = _global(attributes["shape"], inputs[1].global_shape, attributes)
+    return {**attributes, "shape": outputs[0].shape, "padding": windows.local_padding(outputs[0], inputs[0])}
 
 
 convolution_input_gradient.flops = convolution.flops
@@ -152,9 +179,16 @@ def convolution_weight_gradient(xp, grad, x, *, shape, stride=1, padding=0, dila
     return xp.matmul(cells, columns).reshape(shape)
 
 
+@convolution_weight_gradient.reads
+def _(attributes, inputs, outputs):
+    windows = _global(inputs[1].global_shape, attributes["shape"], attributes)
+    return inputs[0], windows.cells_read(inputs[1], inputs[0])
+
+
 @convolution_weight_gradient.localize
 def _(attributes, inputs, outputs):
-    return {**attributes, "shape": outputs[0].shape}
+    windows = _global(inputs[1].global_shape, attributes["shape"], attributes)
+    return {**attributes, "shape": outputs[0].shape, "padding": windows.local_padding(inputs[1], inputs[0])}
 
 
 convolution_weight_gradient.flops = convolution.flops
@@ -219,8 +253,14 @@ for _x, _w, _y, _where in (
     ("f32[2,3,4,3]", "f32[4,3,2,2]", "f32[2,4,3,2]", {}),
     ("f32[3,4,5]", "f32[6,2,3]", "f32[3,6,3]", {"stride": 2, "padding": 1, "groups": 2}),
     ("f32[1,3,5]", "f32[3,1,2]", "f32[1,3,3]", {"dilation": 2, "groups": 3}),
+    ("f32[1,1,7,3]", "f32[2,1,3,2]", "f32[1,2,7,4]", {"padding": 1}),
+    ("f32[1,2,8]", "f32[1,2,2]", "f32[1,1,3]", {"stride": 3}),
+    ("f32[1,1,5]", "f32[1,1,4]", "f32[1,1,7]", {"padding": ((3, 2),)}),
     ("f32[2,1,2,2,2]", "f32[5,1,1,2,2]", "f32[2,5,2,1,1]", {"stride": (1, 2, 2)}),
 ):
     convolution.case(_x, _w, **_where)
     convolution_input_gradient.case(_y, _w, shape=tuple(map(int, _x[4:-1].split(","))), **_where)
     convolution_weight_gradient.case(_y, _x, shape=tuple(map(int, _w[4:-1].split(","))), **_where)
+for _op in (convolution, convolution_input_gradient):
+    _op.reasons.update({"B, B -> S([2-9])": SLICED, "S([2-9]), B -> P": SUMMED})
+convolution_weight_gradient.reasons.update({"B, S([2-9]) -> P": SUMMED, "S([2-9]), B -> P": SUMMED})

@@ -1,16 +1,22 @@
-"""Maximum and average pooling over windows. Batch and channels split, and places where the windows tile them."""
+"""Maximum and average pooling over windows. Batch and channels split, and places along with the windows.
+
+Where windows overlap or do not fit the shards, ranks fetch from their neighbours what their windows cover.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from sbp.borders import hull
 from sbp.errors import RuleError
+from sbp.layout import Shard
 from sbp.operator import TensorType, operator
 from sbp.ops.reduction import max_, mean
 from sbp.ops.resampling import resample
 from sbp.ops.slicing import concat, narrow
-from sbp.ops.windows import Windows, per_dimension
+from sbp.ops.windows import CHANCE, SLICED, SUMMED, Windows, per_dimension
 
 
 def _spatial(kernel_size: Any) -> int:
@@ -22,7 +28,7 @@ def _checked(x: tuple[int, ...], *, kernel_size: Any, stride: Any, padding: Any,
     if len(x) < _spatial(kernel_size):
         raise RuleError(f"takes (*b, h, w) for kernel_size={kernel_size}, got shape {list(x)}")
     windows = _windows(x, kernel_size, stride, padding).check()
-    if any(2 * pad > kernel for pad, kernel in zip(windows.padding, windows.kernel)):
+    if any(2 * max(pad) > kernel for pad, kernel in zip(windows.padding, windows.kernel)):
         raise RuleError(f"padding={padding} must be at most half of kernel_size={kernel_size}")
     return windows
 
@@ -58,11 +64,27 @@ def max_pool2d(xp, x, *, kernel_size, stride=None, padding=0):
     """
     windows = _windows(x.shape, kernel_size, stride, padding)
     shape = (*x.shape[: -len(windows.size)], *windows.counts)
-    if not x.size:
+    if not x.size or 0 in shape:
         return xp.zeros(shape, x.dtype)
     return windows.gather(xp, x, -math.inf).max(axis=-2).reshape(shape)
 
 
+def _read_cells(attributes: dict[str, Any], inputs: tuple[Shard, ...], outputs: tuple[Shard, ...]) -> tuple[Shard]:
+    windows = _of_attributes(inputs[0].global_shape, attributes)
+    return (windows.cells_read(inputs[0], outputs[0]),)
+
+
+def _of_attributes(x: tuple[int, ...], attributes: dict[str, Any]) -> Windows:
+    return _windows(x, *(attributes[name] for name in ("kernel_size", "stride", "padding")))
+
+
+def _local_pooling(attributes: dict[str, Any], inputs: tuple[Shard, ...], outputs: tuple[Shard, ...]) -> dict[str, Any]:
+    windows = _of_attributes(inputs[0].global_shape, attributes)
+    return {**attributes, "padding": windows.local_padding(inputs[0], outputs[0])}
+
+
+max_pool2d.reads(_read_cells)
+max_pool2d.localize(_local_pooling)
 max_pool2d.flops = _flops
 
 
@@ -80,15 +102,36 @@ def _backward_rule(grad: tuple[int, ...], x: tuple[int, ...], **attributes: Any)
 
 
 @operator(_backward_rule, linear="grad", monotone=_disjoint)
-def max_pool2d_backward(xp, grad, x, *, kernel_size, stride=None, padding=0):
-    """Gradient of `max_pool2d`: each window's goes to its largest element, of equal ones the first."""
-    if not x.size:
-        return xp.zeros_like(x)
+def max_pool2d_backward(xp, grad, x, *, kernel_size, stride=None, padding=0, keep=None):
+    """Gradient of `max_pool2d`: each window's goes to its largest element, of equal ones the first.
+
+    `keep` gives (offset, size) per pooled dimension of the places whose gradient is wanted; default all.
+    """
+    kept = (...,) if keep is None else (..., *(slice(start, start + size) for start, size in keep))
+    if not x.size or not grad.size:
+        return xp.zeros_like(x)[kept]
     windows = _windows(x.shape, kernel_size, stride, padding)
     largest = windows.gather(xp, x, -math.inf).argmax(axis=-2)[..., None, :]
     places = xp.arange(math.prod(windows.kernel))[:, None]
     cells = grad.reshape(*grad.shape[: -len(windows.size)], 1, math.prod(windows.counts))
-    return windows.scatter(xp, xp.where(places == largest, cells, xp.zeros_like(cells)))
+    return windows.scatter(xp, xp.where(places == largest, cells, xp.zeros_like(cells)))[kept]
+
+
+@max_pool2d_backward.reads
+def _(attributes, inputs, outputs):
+    windows = _of_attributes(inputs[1].global_shape, attributes)
+    grad = windows.windows_read(inputs[0], outputs[0])
+    return grad, hull(windows.cells_read(inputs[1], grad), outputs[0])
+
+
+@max_pool2d_backward.localize
+def _(attributes, inputs, outputs):
+    windows = _of_attributes(inputs[1].global_shape, attributes)
+    count = len(windows.size)
+    keep = tuple((outputs[0].offset[at] - inputs[1].offset[at], outputs[0].shape[at]) for at in range(-count, 0))
+    if keep == tuple((0, size) for size in inputs[1].shape[-count:]):
+        keep = None
+    return {**attributes, "padding": windows.local_padding(inputs[1], inputs[0]), "keep": keep}
 
 
 max_pool2d_backward.flops = lambda elements: 2 * elements
@@ -96,7 +139,7 @@ max_pool2d_backward.flops = lambda elements: 2 * elements
 
 def _divisor(xp: Any, windows: Windows, count_include_pad: bool, dtype: Any) -> Any:
     """By what each window's sum is divided: its size, or the number of its elements that are not padding."""
-    if count_include_pad or not any(windows.padding):
+    if count_include_pad or not any(map(any, windows.padding)):
         return math.prod(windows.kernel)
     return windows.gather(xp, xp.ones(windows.size, dtype)).sum(axis=-2).reshape(windows.counts)
 
@@ -109,11 +152,13 @@ def avg_pool2d(xp, x, *, kernel_size, stride=None, padding=0, count_include_pad=
     """
     windows = _windows(x.shape, kernel_size, stride, padding)
     shape = (*x.shape[: -len(windows.size)], *windows.counts)
-    if not x.size:
+    if not x.size or 0 in shape:
         return xp.zeros(shape, x.dtype)
     return windows.gather(xp, x).sum(axis=-2).reshape(shape) / _divisor(xp, windows, count_include_pad, x.dtype)
 
 
+avg_pool2d.reads(_read_cells)
+avg_pool2d.localize(_local_pooling)
 avg_pool2d.flops = _flops
 
 
@@ -136,22 +181,46 @@ def _average_backward_rule(
 
 
 @operator(_average_backward_rule, linear="all", monotone=_disjoint)
-def avg_pool2d_backward(xp, grad, *, size, kernel_size, stride=None, padding=0, count_include_pad=True):
-    """Gradient of `avg_pool2d` for an input of spatial `size`."""
-    if not grad.size:
+def avg_pool2d_backward(xp, grad, *, size, kernel_size, stride=None, padding=0, count_include_pad=True, around=None):
+    """Gradient of `avg_pool2d` for an input of spatial `size`.
+
+    `around` says where the input lies in a larger one whose places count as well: (before, after) per dimension.
+    """
+    if not grad.size or not math.prod(size):
         return xp.zeros((*grad.shape[: -len(size)], *size), grad.dtype)
     windows = _windows(size, kernel_size, stride, padding)
-    cells = grad / _divisor(xp, windows, count_include_pad, grad.dtype)
+    counted = windows if around is None else _surrounded(windows, around)
+    cells = grad / _divisor(xp, counted, count_include_pad, grad.dtype)
     cells = cells.reshape(*grad.shape[: -len(windows.size)], 1, math.prod(windows.counts))
     return windows.scatter(xp, xp.broadcast_to(cells, (*cells.shape[:-2], math.prod(windows.kernel), cells.shape[-1])))
+
+
+def _surrounded(windows: Windows, around: tuple[tuple[int, int], ...]) -> Windows:
+    """The same windows over more places and less padding."""
+    size = tuple(size + before + after for size, (before, after) in zip(windows.size, around))
+    padding = tuple((pad[0] - before, pad[1] - after) for pad, (before, after) in zip(windows.padding, around))
+    return replace(windows, size=size, padding=padding)
 
 
 avg_pool2d_backward.flops = lambda elements: 2 * elements
 
 
+def _global_cells(attributes: dict[str, Any]) -> Windows:
+    return _of_attributes(tuple(attributes["size"]), attributes)
+
+
+@avg_pool2d_backward.reads
+def _(attributes, inputs, outputs):
+    return (_global_cells(attributes).windows_read(inputs[0], outputs[0]),)
+
+
 @avg_pool2d_backward.localize
 def _(attributes, inputs, outputs):
-    return {**attributes, "size": outputs[0].shape[-len(attributes["size"]) :]}
+    windows, count = _global_cells(attributes), len(attributes["size"])
+    shape, offset = outputs[0].shape[-count:], outputs[0].offset[-count:]
+    around = tuple((start, whole - start - size) for whole, start, size in zip(windows.size, offset, shape))
+    padding = windows.local_padding(outputs[0], inputs[0])
+    return {**attributes, "size": shape, "padding": padding, "around": around if any(map(any, around)) else None}
 
 
 @avg_pool2d_backward.gradient
@@ -237,10 +306,20 @@ for _op in (max_pool2d, avg_pool2d):
     _op.case("f32[1,4,3]", kernel_size=(2, 1), stride=1)
 avg_pool2d.case("f32[2,4,4]", kernel_size=2, padding=1, count_include_pad=False)
 max_pool2d.case("f32[3,2,5]", kernel_size=(2,), stride=2, padding=1)
+max_pool2d.case("f32[2,7]", kernel_size=(4,), stride=1, padding=1)
+avg_pool2d.case("f32[1,7]", kernel_size=(3,), stride=2, padding=1, count_include_pad=False)
 avg_pool2d.case("f32[2,3,2,4,2]", kernel_size=(1, 2, 2))
 max_pool2d_backward.case("f32[2,3,2,2]", "f32[2,3,4,4]", kernel_size=2)
 max_pool2d_backward.case("f32[3,3,2]", "f32[3,5,4]", kernel_size=3, stride=2, padding=1)
+max_pool2d_backward.case("f32[2,6]", "f32[2,7]", kernel_size=(4,), stride=1, padding=1)
+max_pool2d_backward.case("f32[1,3]", "f32[1,8]", kernel_size=(2,), stride=3)
+avg_pool2d_backward.case("f32[1,6]", size=(7,), kernel_size=(4,), stride=1, padding=1, count_include_pad=False)
 max_pool2d_backward.case("f32[1,2,1,3]", "f32[1,2,2,5]", kernel_size=2, stride=(1, 2), padding=(0, 1))
 avg_pool2d_backward.case("f32[2,3,2,2]", size=(4, 4), kernel_size=2)
 avg_pool2d_backward.case("f32[3,3,2]", size=(5, 4), kernel_size=3, stride=2, padding=1, count_include_pad=False)
 avg_pool2d_backward.case("f32[1,2,1,5]", size=(3, 5), kernel_size=(3, 1))
+for _op in (max_pool2d, avg_pool2d, avg_pool2d_backward):
+    _op.reasons.update({"B -> S(*)": SLICED, "S(*) -> P*": SUMMED, "S(*) -> S(*)": CHANCE})
+max_pool2d_backward.reasons.update(
+    {"B, B -> S(*)": SLICED, "S(*), B -> P*": SUMMED, "B, S(*) -> S(*)": CHANCE, "S(*), B -> S(*)": CHANCE}
+)

@@ -7,6 +7,7 @@ from sbp.graph import Graph
 from sbp.layout import Layout, Partial
 from sbp.mesh import Mesh
 from sbp.operator import REGISTRY, TensorType
+from sbp.planner.borders import border_seconds
 from sbp.planner.boxing import BoxingTable, Step
 from sbp.planner.buffers import packing_bytes
 from sbp.planner.decisions import Decisions
@@ -89,7 +90,9 @@ class _Lowering:
         signature = self.decisions.signatures[node.name]
         case = self.graph.rule(node), types, made, node.attributes, signature, self.mesh.shape
         flops, moved = op.work(*case)
-        return flops, self.compute.compute_seconds(op.name, flops, moved, made[0].dtype), op.workspace_bytes(*case)
+        seconds = self.compute.compute_seconds(op.name, flops, moved, made[0].dtype)
+        seconds += border_seconds(op, case[0], types, node.attributes, signature, self.mesh, self.boxing.costs)
+        return flops, seconds, op.workspace_bytes(*case)
 
     def register(self, value: str, layout: Layout, kind: str) -> int:
         type = self.graph.values[value].type

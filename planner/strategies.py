@@ -13,6 +13,7 @@ from sbp.graph import Graph, Node
 from sbp.layout import Layout, Partial
 from sbp.mesh import Mesh
 from sbp.operator import REGISTRY, TensorType
+from sbp.planner.borders import border_seconds
 from sbp.planner.boxing import BoxingTable, LayoutSpace
 from sbp.rule import BoundRule, Signature
 
@@ -167,7 +168,11 @@ class Strategies:
         outputs = self.graph.types(node.outputs)
         dtype = outputs[0].dtype
         work = [op.work(rule, types, outputs, node.attributes, signature, self.mesh.shape) for signature in signatures]
-        seconds = [self._compute.compute_seconds(op.name, flops, moved, dtype) for flops, moved in work]
+        seconds = [
+            self._compute.compute_seconds(op.name, flops, moved, dtype)
+            + border_seconds(op, rule, types, node.attributes, signature, self.mesh, self.boxing.costs)
+            for (flops, moved), signature in zip(work, signatures)
+        ]
         in_spaces = [self.space(name) for name in node.inputs]
         out_spaces = [self.space(name) for name in node.outputs]
         return StrategySet(

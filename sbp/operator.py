@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from sbp.dtype import SIZES, dtype_named
@@ -130,6 +131,7 @@ class Operator:
         self.reasons: dict[str, str] = {}
         self._gradient: Callable | None = None
         self._localize: Callable[[Attributes, tuple[Shard, ...], tuple[Shard, ...]], Attributes] | None = None
+        self._reads: Callable[[Attributes, tuple[Shard, ...], tuple[Shard, ...]], tuple[Shard, ...]] | None = None
 
     # -- definition --------------------------------------------------------------------------------------------------
 
@@ -150,6 +152,17 @@ class Operator:
         self._localize = function
         return function
 
+    def reads(self, function: Callable) -> Callable:
+        """Decorator: `function(attributes, input_shards, output_shards)` returns the boxes of the inputs that one rank
+        reads to make its shards of the outputs; it fetches from its neighbours what it does not hold.
+
+        Needed where a rule lets dimensions follow others (`h~p`). Boxes may differ from the shards in dimensions only
+        that a mesh axis splits. `localize` then gets these boxes as input shards. A kernel that reads what it holds
+        needs no communication: give the shard itself where it contains the box.
+        """
+        self._reads = function
+        return function
+
     def case(self, *types: str, ranges: Mapping[str, tuple[float, float]] | None = None, **attributes: Any) -> None:
         """Add an example call, such as `matmul.case("f32[4,6]", "f32[6,5]")`."""
         parsed = tuple(parse_type(text) for text in types)
@@ -167,6 +180,11 @@ class Operator:
     def localizes(self) -> bool:
         """Whether its attributes differ from rank to rank."""
         return self._localize is not None
+
+    @property
+    def borders(self) -> bool:
+        """Whether it may read more of its inputs than a rank's shards."""
+        return self._reads is not None
 
     # -- what follows for a node -------------------------------------------------------------------------------------
 
@@ -224,6 +242,12 @@ class Operator:
         complete = self.complete(attributes)
         return complete if self._localize is None else self._localize(complete, inputs, outputs)
 
+    def read_boxes(
+        self, attributes: Mapping[str, Any], inputs: tuple[Shard, ...], outputs: tuple[Shard, ...]
+    ) -> tuple[Shard, ...]:
+        """The boxes of the inputs that the kernel is given on one rank: its shards, unless it reads more."""
+        return inputs if self._reads is None else self._reads(self.complete(attributes), inputs, outputs)
+
     def workspace_bytes(
         self,
         rule: BoundRule,
@@ -233,11 +257,31 @@ class Operator:
         signature: Signature,
         mesh_shape: Sequence[int],
     ) -> int:
-        """Bytes that the kernel holds while it runs, besides its operands, on the rank with the largest shards."""
+        """Bytes that the kernel holds while it runs, besides its operands, on the rank with the largest shards.
+
+        What is read beyond a shard is put together with it, in a copy that counts.
+        """
+        copies = self._border_bytes(rule, types, attributes, signature, mesh_shape) if self._reads is not None else 0
         if self.workspace is None:
-            return 0
+            return copies
         sizes = self._sizes(rule, types, outputs, attributes, signature, mesh_shape)
-        return math.ceil(_named_call(self.workspace, {**sizes, "itemsize": SIZES[outputs[0].dtype]}))
+        return copies + math.ceil(_named_call(self.workspace, {**sizes, "itemsize": SIZES[outputs[0].dtype]}))
+
+    def _border_bytes(
+        self,
+        rule: BoundRule,
+        types: Sequence[TensorType],
+        attributes: Mapping[str, Any],
+        signature: Signature,
+        mesh_shape: Sequence[int],
+    ) -> int:
+        """The largest rank's inputs that differ from its shards."""
+        most = 0
+        for place in product(*map(range, mesh_shape)):
+            held, made = rule.shards(signature, mesh_shape, place)
+            read = self.read_boxes(attributes, held, made)
+            most = max(most, sum(math.prod(b.shape) * SIZES[t.dtype] for a, b, t in zip(held, read, types) if a != b))
+        return most
 
     def _sizes(
         self,

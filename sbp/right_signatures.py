@@ -67,7 +67,7 @@ def right_signatures(trials: Callable[[int], Trial], confirmations: int) -> Iter
                 tried += prod(map(len, out_options[group]))
                 right += _right_outputs(first, inputs, group, out_options[group])
             for found in _undominated(right):
-                if all(not trials(number).difference(inputs, found) for number in range(1, confirmations)):
+                if all(not trials(number).difference(inputs, found, borders=False) for number in range(1, confirmations)):
                     yield Signature(inputs, found), tried
                     tried = 0
     yield None, tried

@@ -9,6 +9,8 @@ A rule names the dimensions of every operand, `"*b m k+, *b k+ n -> *b m n"`:
 ``*b``     any number of dimensions (NumPy broadcasting between operands); marks apply to each
 ``...``    the same, for elementwise operators
 ``(h d)``  a compound dimension, major factor first; only the major factor splits
+``h~p``    splits along with ``p``, in chunks of its own size: ranks then fetch from their neighbours what the
+           operator `reads` beyond their shards
 ``1``      a dimension of size one
 =========  ==========================================================================================
 
@@ -28,7 +30,7 @@ from sbp.errors import RuleError
 from sbp.layout import SBP, Broadcast, Layout, Partial, Shard, Split
 
 _MARKS = {"+": "sum", ">": "max", "<": "min"}
-_TERM = re.compile(r"(?P<group>\*)?(?P<name>[A-Za-z_]\w*|\.\.\.)(?P<mark>[+<>^]*)")
+_TERM = re.compile(r"(?P<group>\*)?(?P<name>[A-Za-z_]\w*|\.\.\.)(?P<mark>[+<>^]*)(?:~(?P<leader>[A-Za-z_]\w*))?")
 _TOKEN = re.compile(r"\([^()]*\)|[^\s()]+")
 
 
@@ -49,6 +51,7 @@ class Rule:
     outputs: tuple[tuple[Term, ...], ...]
     reduces: Mapping[str, str]
     never_split: frozenset[str]
+    follows: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,13 @@ class Passing:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A named dimension of a bound rule, with its size."""
+    """A named dimension of a bound rule, with its size; `follows` names the one along with which it splits."""
 
     name: str
     size: int
     reduce: str | None
     splittable: bool
+    follows: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ def parse_rule(text: str) -> Rule:
         raise RuleError(f"Rule {text!r} has no '->'; write inputs -> outputs, such as 'm k+, k+ n -> m n'.")
     reduces: dict[str, str] = {}
     never: set[str] = set()
+    follows: dict[str, str] = {}
 
     def pattern(part: str) -> tuple[Term, ...]:
         terms = []
@@ -116,6 +121,10 @@ def parse_rule(text: str) -> Rule:
                 if group and token.startswith("("):
                     raise RuleError(f"Rule {text!r}: a compound dimension {token} cannot hold the group {piece!r}.")
                 names.append(match["name"])
+                if match["leader"]:
+                    if token.startswith("(") or group:
+                        raise RuleError(f"Rule {text!r}: only a single dimension can follow another, not {token!r}.")
+                    follows[match["name"]] = match["leader"]
                 for mark in match["mark"]:
                     if mark == "^":
                         never.add(match["name"])
@@ -137,14 +146,18 @@ def parse_rule(text: str) -> Rule:
                 "mark it with ^, or give the two dimensions different names."
             )
     named = {name for operand in inputs for term in operand for name in term.factors}
+    everything = named | {name for operand in outputs for term in operand for name in term.factors}
+    if not set(follows.values()) <= everything - set(follows):
+        raise RuleError(f"Rule {text!r}: after ~ stands a dimension of the rule that does not follow another itself.")
     for operand in outputs:
-        lacking = named - {name for term in operand for name in term.factors} - never - set(reduces)
+        has = {name for term in operand for name in term.factors}
+        lacking = named - has - {follows.get(name) for name in has} - never - set(reduces) - set(follows)
         if lacking:
             raise RuleError(
                 f"Rule {text!r}: an output lacks {', '.join(sorted(lacking))}; mark what is summed with +, "
                 "a maximum with >, a minimum with <, and what cannot be split with ^."
             )
-    return Rule(text, inputs, outputs, reduces, frozenset(never))
+    return Rule(text, inputs, outputs, reduces, frozenset(never), follows)
 
 
 @dataclass(frozen=True)
@@ -200,7 +213,8 @@ class BoundRule:
             number = self._split_factor(signature, axis, sizes)
             if number is not None:
                 name = self.factors[number].name
-                sizes[name] = -(-sizes[name] // parts)
+                for other in (name, *(factor.name for factor in self.factors if factor.follows == name)):
+                    sizes[other] = -(-sizes[other] // parts)
         return _with_products(sizes)
 
     def _split_factor(self, signature: Signature, axis: int, sizes: Mapping[str, int]) -> int | None:
@@ -209,8 +223,13 @@ class BoundRule:
                 sbp = layout[axis]
                 if isinstance(sbp, Split):
                     candidates = [n for n in operand[sbp.axis] if sizes[self.factors[n].name] != 1] or operand[sbp.axis]
-                    return candidates[0] if candidates else None
+                    return self._leader(candidates[0]) if candidates else None
         return None
+
+    def _leader(self, number: int) -> int:
+        """The factor that a split of this one splits."""
+        name = self.factors[number].follows
+        return number if name is None else next(n for n, factor in enumerate(self.factors) if factor.name == name)
 
     def shards(
         self, signature: Signature, mesh_shape: Sequence[int], coordinate: Sequence[int]
@@ -307,7 +326,9 @@ def bind(
         if name not in numbers:
             base = name.rpartition(".")[0] or name
             numbers[name] = len(factors_found)
-            factors_found.append(Factor(name, known[name], rule.reduces.get(base), base not in rule.never_split))
+            leader = rule.follows.get(base)
+            splittable = base not in rule.never_split and leader is None
+            factors_found.append(Factor(name, known[name], rule.reduces.get(base), splittable, leader))
         return numbers[name]
 
     bound_inputs = []
@@ -392,7 +413,11 @@ def _axis_choices(rule: BoundRule, sizes: _Sizes, parts: int, least_fill: float)
         size = sizes[number][0]
         if size < least_fill * parts * -(-size // parts):
             continue
-        found = [_position(operand, number, sizes, parts) for operand in (*rule.inputs, *rule.outputs)]
+        followers = tuple(n for n, other in enumerate(rule.factors) if other.follows == factor.name)
+        found = [
+            next((at for n in (number, *followers) if (at := _position(operand, n, sizes, parts)) is not None), None)
+            for operand in (*rule.inputs, *rule.outputs)
+        ]
         if any(position == _BLOCKED for position in found):
             continue
         inputs = tuple(whole if position is None else Split(position) for position in found[: len(rule.inputs)])
@@ -451,8 +476,10 @@ def _signatures(rule: BoundRule, mesh_shape: tuple[int, ...], least_fill: float)
         parts = mesh_shape[axis]
         for choice in _axis_choices(rule, sizes, parts, least_fill):
             number = choice[2]
-            left = (
-                sizes if number is None else (*sizes[:number], _chunk_sizes(sizes[number], parts), *sizes[number + 1 :])
+            name = None if number is None else rule.factors[number].name
+            left = tuple(
+                _chunk_sizes(found, parts) if name is not None and name in (factor.name, factor.follows) else found
+                for found, factor in zip(sizes, rule.factors)
             )
             extend(axis + 1, left, (*chosen, choice))
 

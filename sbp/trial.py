@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from sbp.borders import fetched
 from sbp.dtype import is_floating, numpy_name
 from sbp.layout import Layout, Partial, Shard
 from sbp.mesh import Mesh
@@ -98,10 +99,17 @@ class Trial:
             self._parts[key] = parts
         return self._parts[key]
 
-    def results(self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> list[list[numpy.ndarray]]:
-        """Per rank the kernel's results on its shards; runs that differ only in the output layouts are run once."""
+    def results(
+        self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...], borders: bool = False
+    ) -> list[list[numpy.ndarray]]:
+        """Per rank the kernel's results on its shards; runs that differ only in the output layouts are run once.
+
+        With `borders` ranks fetch what the operator reads beyond their shards, as they do when a rule's signature runs.
+        """
         if inputs != self._of:
             self._of, self._results = inputs, {}
+        if borders and self.op.borders:
+            return self._with_borders(inputs, outputs)
         attributes: list[dict[str, Any]] = [self.attributes] * self.mesh.size
         if self.op.localizes:
             held = zip(*(self.boxes(shape, layout) for shape, layout in zip(self.in_shapes, inputs)))
@@ -122,6 +130,19 @@ class Trial:
             raise found
         return found
 
+    def _with_borders(self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> list[list[numpy.ndarray]]:
+        held = list(zip(*(self.boxes(shape, layout) for shape, layout in zip(self.in_shapes, inputs))))
+        made = list(zip(*(self.boxes(shape, layout) for shape, layout in zip(self.out_shapes, outputs))))
+        read = [self.op.read_boxes(self.attributes, *both) for both in zip(held, made)]
+        arrays = [
+            fetched(
+                numpy, self.held(index, layout), layout, self.mesh, [b[index] for b in held], [b[index] for b in read]
+            )
+            for index, layout in enumerate(inputs)
+        ]
+        attributes = [self.op.local_attributes(self.attributes, *both) for both in zip(read, made)]
+        return [self._run([parts[rank] for parts in arrays], attributes[rank]) for rank in range(self.mesh.size)]
+
     def boxes(self, shape: tuple[int, ...], layout: Layout) -> tuple[Shard, ...]:
         """The boxes that the ranks hold of a tensor."""
         key = (shape, layout)
@@ -129,10 +150,13 @@ class Trial:
             self._boxes[key] = tuple(layout.shard(shape, self.mesh.shape, place) for place in self.mesh.coordinates())
         return self._boxes[key]
 
-    def difference(self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> str:
-        """Why the sharded run is not a sharding of the unsharded one; "" if it is."""
+    def difference(self, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...], borders: bool = True) -> str:
+        """Why the sharded run is not a sharding of the unsharded one; "" if it is.
+
+        Without `borders` each rank's kernel has its shards only: whether a signature that no rule admits is right.
+        """
         try:
-            results = self.results(inputs, outputs)
+            results = self.results(inputs, outputs, borders)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         for index, layout in enumerate(outputs):

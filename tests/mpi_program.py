@@ -5,6 +5,7 @@ import sys
 import numpy
 from collective_cases import check, check_point_to_point
 from hand_plans import mlp, physical, random_plan
+from spatial_programs import network, split_plan
 
 from sbp.comm.inprocess import InProcessCommunicator
 from sbp.comm.interface import CommunicationError
@@ -40,6 +41,13 @@ def run_plans(communicator):
         assert losses == train(graph, plan, given, 5, floating="f64").losses
 
 
+def fetch_borders(communicator):
+    """Rows of pictures split over the ranks, some with none: forward and backward as in process."""
+    graph = network(1, 2, 9, 5)
+    plan = split_plan(graph, Mesh((communicator.size,)), "(S(2))")
+    verify(graph, plan, communicator=communicator).raise_if_wrong()
+
+
 def fail_on_one_rank(communicator):
     """Rank 1 meets an error in a kernel, the others wait for it in a collective: all must end."""
 
@@ -68,6 +76,7 @@ def main(limit):
     else:
         raise AssertionError("an array that is not NumPy's was accepted")
     run_plans(communicator)
+    fetch_borders(communicator)
     communicator.close()
     sys.stdout.write(f"rank {communicator.ranks[0]} of {communicator.size} passed {count} cases\n")
 

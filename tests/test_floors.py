@@ -12,7 +12,7 @@ FOLDERS = {"sbp": "sbp", "ops": "sbp.ops", "planner": "sbp.planner", "comm": "sb
 
 LANGUAGE = frozenset(
     {"layout", "mesh", "rule", "graph", "dtype", "errors", "fields", "operator", "wording"}
-    | {"shards", "trial", "right_signatures", "check_rules"}
+    | {"shards", "trial", "right_signatures", "borders", "check_rules"}
 )
 """The files of `sbp/` that are the language and its proof; the others beside them are the front."""
 

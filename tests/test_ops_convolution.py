@@ -88,7 +88,8 @@ def signatures(op, *texts, **attributes):
 def test_channels_groups_and_patches_split():
     ordinary = signatures(ops.convolution, "f32[4,6,8,8]", "f32[4,6,3,3]", padding=1)
     assert {"(S(0)), (B) -> (S(0))", "(B), (S(0)) -> (S(1))", "(S(1)), (S(1)) -> (P)"} <= ordinary
-    assert not any("S(2)" in text for text in ordinary)
+    assert "(S(2)), (B) -> (S(2))" in ordinary, "rows of overlapping windows: borders are fetched"
+    assert not any(text.startswith("(B)") and "-> (S(2))" in text for text in ordinary)
     grouped = signatures(ops.convolution, "f32[4,6,8,8]", "f32[4,3,3,3]", groups=2)
     assert "(S(1)), (S(0)) -> (S(1))" in grouped
     assert "(S(1)), (S(1)) -> (P)" not in grouped
@@ -165,10 +166,22 @@ def test_adaptive_avg_pool2d(size):
     )
 
 
-def test_pools_split_between_tiling_windows_only():
-    assert "(S(1)) -> (S(1))" in signatures(ops.max_pool2d, "f32[3,4,4]", kernel_size=2)
-    assert "(S(1)) -> (S(1))" not in signatures(ops.max_pool2d, "f32[3,4,4]", kernel_size=3, stride=1)
-    assert "(S(1)) -> (S(1))" not in signatures(ops.max_pool2d, "f32[3,6,6]", kernel_size=3, stride=2, padding=1)
+def test_pools_split_along_with_their_windows():
+    for where in ({"kernel_size": 2}, {"kernel_size": 3, "stride": 1}, {"kernel_size": 3, "stride": 2, "padding": 1}):
+        assert "(S(1)) -> (S(1))" in signatures(ops.max_pool2d, "f32[3,4,4]", **where)
+
+
+PADDED = [((1, 2, 5), (3, 2, 3), ((2, 1),)), ((2, 1, 4, 5), (2, 1, 2, 3), ((0, 1), 2)), ((1, 1, 3), (1, 1, 2), (0,))]
+
+
+@pytest.mark.parametrize("x, weight, padding", PADDED)
+def test_padding_may_differ_before_and_after(x, weight, padding):
+    sides = [n for each in reversed(padding) for n in ((each, each) if isinstance(each, int) else each)]
+    apply = {1: functional.conv1d, 2: functional.conv2d}[len(x) - 2]
+    check_against_torch(
+        lambda x, w: ops.convolution(x, w, padding=padding), lambda x, w: apply(functional.pad(x, sides), w),
+        *draw(x, weight),
+    )  # fmt: skip
 
 
 # -- interaction -------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from sbp.planner.buffers import buffers_of, is_view
 from sbp.planner.physical import Compute, PhysicalPlan, Register
 from sbp.runtime import placement
 from sbp.runtime.arena import ArenaStore
+from sbp.runtime.borders import prepare_borders
 from sbp.runtime.boxing import Local, prepare
 
 Table = list[Local | None]
@@ -320,13 +321,22 @@ class Executor:
         op = REGISTRY[operation.op]
         kernel, xp, view = self.backend.kernel(op.name, op.kernel), self.backend.xp, is_view(operation)
         inputs, outputs = operation.inputs, operation.outputs
-        before = [self._local(number) for number in inputs]
+        registers = self.physical.registers
+        read, moves = prepare_borders(
+            op,
+            operation.attributes,
+            [registers[number] for number in inputs],
+            [registers[number] for number in outputs],
+            self.physical.mesh,
+            self.communicator,
+            xp,
+        )
         after = [self._local(number) for number in outputs]
         dtypes = [self.backend.dtype(self.dtype(self.physical.registers[number])) for number in outputs]
         known: dict[tuple[Any, ...], dict[str, Any]] = {}
         calls = []
         for position, rank in enumerate(self.communicator.ranks):
-            boxes = tuple(shards[position] for shards in before), tuple(shards[position] for shards in after)
+            boxes = read[rank], tuple(shards[position] for shards in after)
             attributes = known.get(boxes)
             if attributes is None:
                 attributes = known[boxes] = attributes_in(
@@ -337,7 +347,9 @@ class Executor:
         share = self._share and len(calls) > 1
 
         def compute(table: Table) -> None:
-            sources: list[Any] = [table[number] for number in inputs]
+            sources: list[Any] = [
+                table[number] if move is None else move(_full(table[number])) for number, move in zip(inputs, moves)
+            ]
             made: list[Local] = [{} for _ in outputs]
             done: dict[tuple[int, ...], int] = {}
             for rank, attributes, shapes in calls:

@@ -1,0 +1,52 @@
+"""The time of fetching borders from neighbours (see `sbp.borders`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sbp.borders import Transfer, rounds_of
+from sbp.dtype import SIZES
+from sbp.mesh import Mesh
+from sbp.operator import Operator, TensorType
+from sbp.planner.boxing import CollectiveCosts
+from sbp.rule import BoundRule, Signature
+
+
+def border_seconds(
+    op: Operator,
+    rule: BoundRule,
+    types: Sequence[TensorType],
+    attributes: Mapping[str, Any],
+    signature: Signature,
+    mesh: Mesh,
+    costs: CollectiveCosts,
+) -> float:
+    """Seconds of all rounds in which the ranks fetch what an operator reads beyond their shards; 0 for most operators.
+
+    A round costs what one of the rounds of a ring does: an all-gather of n parts is n - 1 of these. So no cost model
+    needs to know more than the collectives.
+    """
+    if not op.borders:
+        return 0.0
+    boxes = [rule.shards(signature, mesh.shape, place) for place in mesh.coordinates()]
+    read = [op.read_boxes(attributes, held, made) for held, made in boxes]
+    seconds = 0.0
+    for number, type in enumerate(types):
+        mine, wanted = [held[number] for held, _ in boxes], [found[number] for found in read]
+        if mine != wanted:
+            for transfers in rounds_of(signature.inputs[number], mesh, mine, wanted):
+                seconds += _round_seconds(transfers, mesh, SIZES[type.dtype], costs)
+    return seconds
+
+
+def _round_seconds(transfers: tuple[Transfer, ...], mesh: Mesh, item_bytes: int, costs: CollectiveCosts) -> float:
+    size = item_bytes * max(math.prod(one.box.shape) for one in transfers)
+    places = list(mesh.coordinates())
+    one = transfers[0]
+    return max(
+        costs.collective_seconds("all_gather", mesh, axis, size * mesh.shape[axis]) / (mesh.shape[axis] - 1)
+        for axis, (here, there) in enumerate(zip(places[one.source], places[one.target]))
+        if here != there
+    )
