@@ -65,7 +65,10 @@ class Timeline:
 
 
 def predict_timeline(
-    physical: PhysicalPlan, links: Mapping[str, str] | None = None, compute_slowdown: float = 0.0
+    physical: PhysicalPlan,
+    links: Mapping[str, str] | None = None,
+    compute_slowdown: float = 0.0,
+    overlap: bool = True,
 ) -> Timeline:
     """Play the plan on its streams.
 
@@ -76,14 +79,20 @@ def predict_timeline(
         both use it. Default a link of its own for each.
     compute_slowdown
         As in `Pipeline`.
+    overlap
+        False plays everything on one stream, as the ranks of one process do.
     """
-    step = simulate(pipeline_of(physical, links, compute_slowdown), "gpipe")
-    streams = tuple(stream_of(operation, physical.mesh) for operation in physical.operations)
+    pipeline = pipeline_of(physical, links, compute_slowdown, overlap)
+    step = simulate(pipeline, "gpipe")
+    streams = tuple(task.stream for task in pipeline.segments[0, "forward"].tasks)
     return Timeline(step.events.start, step.events.stop, streams, step)
 
 
 def pipeline_of(
-    physical: PhysicalPlan, links: Mapping[str, str] | None = None, compute_slowdown: float = 0.0
+    physical: PhysicalPlan,
+    links: Mapping[str, str] | None = None,
+    compute_slowdown: float = 0.0,
+    overlap: bool = True,
 ) -> Pipeline:
     """The plan as a pipeline of one stage with one segment, whose tasks are the plan's operations.
 
@@ -108,7 +117,7 @@ def pipeline_of(
         tasks.append(
             Task(
                 operation_name(operation, physical),
-                stream_of(operation, physical.mesh),
+                stream_of(operation, physical.mesh) if overlap else COMPUTE,
                 operation.seconds,
                 tuple(inputs),
                 allocates[at] + operation.workspace,

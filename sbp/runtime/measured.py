@@ -1,0 +1,65 @@
+"""Measured kernels: what each kind of operation took on these ranks, and plans priced with that.
+
+Two operations are of one kind if they run the same kernel (or collective) on local arrays of the same shapes. So a
+short program measured once prices any longer one that is made of the same kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from statistics import median
+
+from sbp.errors import PlanError
+from sbp.planner.physical import Compute, Operation, PhysicalPlan
+from sbp.planner.timing import operation_name
+from sbp.runtime.boxing import Local
+from sbp.runtime.executor import Executor
+
+
+def kind_of(operation: Operation, physical: PhysicalPlan) -> Hashable:
+    """What an operation's time depends on: kernel, attributes, and its registers' types and layouts."""
+    registers = physical.registers
+    places = tuple(
+        (registers[number].type, registers[number].layout) for number in (*operation.inputs, *operation.outputs)
+    )
+    if isinstance(operation, Compute):
+        return operation.op, tuple(sorted((key, str(value)) for key, value in operation.attributes.items())), places
+    return operation.kind, operation.mesh_axis, places
+
+
+def measured_seconds(
+    executor: Executor, state: Mapping[str, Local], feeds: Mapping[str, Local], steps: int = 5
+) -> dict[Hashable, float]:
+    """Kind of operation -> median of its seconds over all operations of the kind in some timed steps.
+
+    The first step is not counted: it fills caches.
+    """
+    found: dict[Hashable, list[float]] = {}
+    kinds = [kind_of(operation, executor.physical) for operation in executor.physical.operations]
+    for step in range(steps + 1):
+        timeline = executor.run(state, feeds, timed=True).timeline
+        if step:
+            for kind, (start, stop) in zip(kinds, timeline):
+                found.setdefault(kind, []).append(stop - start)
+    return {kind: median(seconds) for kind, seconds in found.items()}
+
+
+def with_measured(physical: PhysicalPlan, seconds: Mapping[Hashable, float]) -> PhysicalPlan:
+    """The same plan, whose operations take what their kinds were measured to take.
+
+    Raises
+    ------
+    PlanError
+        An operation is of a kind that was not measured.
+    """
+    operations = []
+    for operation in physical.operations:
+        kind = kind_of(operation, physical)
+        if kind not in seconds:
+            raise PlanError(
+                f"{operation_name(operation, physical)}: no operation of its kind was measured; measure a plan that "
+                "has the same kernels on the same local shapes."
+            )
+        operations.append(replace(operation, seconds=seconds[kind]))
+    return replace(physical, operations=tuple(operations))
