@@ -81,18 +81,18 @@ def placements(cluster: Cluster, groups: Iterable[Sequence[int]]) -> tuple[Place
     rings, members = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     for _, spread in spreads:
         for where in spread:
-            for block, inside in where.blocks.items() if where.tier.links is not None else ():
+            for block, count in where.blocks.items() if where.tier.links is not None else ():
                 rings[where.tier.name, block] += where.rings
-                members[where.tier.name, block] += inside
+                members[where.tier.name, block] += count
     nearest: dict[int, Placement] = {}
     found = []
     for size, spread in spreads:
         if size not in nearest:
             nearest[size] = Placement(size, tuple(where.meeting() for where in _spread(cluster, range(size))))
         meetings = tuple(where.meeting(rings, members) for where in spread)
-        inside = nearest[size]
-        crosses = bool(meetings) and cluster.span(meetings[-1].tier) > cluster.span(inside.meetings[-1].tier)
-        found.append(Placement(size, meetings, inside if crosses else None))
+        near = nearest[size]
+        crosses = bool(meetings) and cluster.span(meetings[-1].tier) > cluster.span(near.meetings[-1].tier)
+        found.append(Placement(size, meetings, near if crosses else None))
     return tuple(found)
 
 

@@ -2,7 +2,6 @@
 
 import socket
 import sys
-import threading
 from pathlib import Path
 
 import numpy
@@ -13,6 +12,7 @@ from collective_cases import check, check_point_to_point
 from fake_cupy import FakeCupy, World, ndarray
 from hand_plans import mlp, random_plan, replicated_plan
 from host_cuda import HostModule, compiler
+from ranks_as_threads import free_port, on_ranks
 
 from sbp.comm.interface import CommunicationError
 from sbp.comm.nccl import NCCLCommunicator, _from_bytes, _to_bytes
@@ -24,32 +24,6 @@ from sbp.mesh import Mesh
 from sbp.runtime.executor import Executor
 from sbp.runtime.train import train
 from sbp.runtime.verify import verify
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-def on_ranks(size, program):
-    """Run `program(rank, environment)` in one thread per rank; raises the first failure."""
-    port, failures, results = free_port(), [], {}
-
-    def run(rank):
-        try:
-            results[rank] = program(rank, Environment(rank, size, rank, "127.0.0.1", port))
-        except BaseException as error:
-            failures.append((rank, error))
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a rank hangs"
-    if failures:
-        raise failures[0][1]
-    return results
 
 
 def to_array(array):

@@ -6,15 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from statistics import median
 
 import numpy
 import pytest
+from fake_cupy import FakeCupy, World
+from ranks_as_threads import on_ranks
 
 from sbp.cli.main import run
 from sbp.comm.inprocess import InProcessCommunicator
+from sbp.comm.nccl import NCCLCommunicator
+from sbp.cuda.cupy_backend import CupyBackend
 from sbp.cuda.numpy_backend import NumpyBackend
 from sbp.errors import ClusterError
 from sbp.initial import draw
@@ -27,7 +32,7 @@ from sbp.planner.cost import AnalyticCostModel
 from sbp.planner.physical import COLLECTIVES
 from sbp.runtime.executor import Executor
 from sbp.runtime.operator_times import Model, OperatorTime, fit_operators, small_plan, timed_operations, work_of
-from sbp.runtime.profiling import profile
+from sbp.runtime.profiling import Effort, _ranks_per_node, profile
 from sbp.runtime.stopwatch import Stopwatch, undisturbed
 from sbp.runtime.threads import matrix_threads
 
@@ -162,6 +167,78 @@ def test_stopwatch_counts_every_rank_and_repeats_what_is_short():
     assert watch.seconds(lambda: [array + array for _ in range(8)]) > watch.seconds(lambda: array + array)
     assert watch.agreed([1.0, 2.0]) == [1.0, 2.0]
     assert undisturbed([3.0]) == 3.0 and undisturbed([1.0, 2.0, 3.0, 4.0, 100.0]) == 2.0
+
+
+# GPUs, on a stand-in
+
+
+def test_gpus_over_nccl_are_measured_as_cluster_of_one_node():
+    world, effort = World(), Effort(0.0, ((8, 8, 8), (16, 8, 8)), 1 << 12, (1 << 10, 1 << 12), (), 0)
+    properties = {"name": b"FakeGPU", "multiProcessorCount": 7}
+
+    def program(rank, environment):
+        cupy = FakeCupy(world)
+        runtime = cupy.cuda.runtime
+        runtime.getDevice, runtime.getDeviceProperties = (lambda: rank), (lambda number: properties)
+        runtime.memGetInfo = lambda: (1, 3 << 30)
+        communicator = NCCLCommunicator(environment, cupy, timeout=20)
+        found = profile(backend=CupyBackend(rank, cupy=cupy), communicator=communicator, effort=effort)
+        communicator.close()
+        return found
+
+    made = on_ranks(2, program)
+    cluster = made[0].cluster
+    assert cluster == made[1].cluster  # all ranks agree on every number
+    assert (cluster.nodes, cluster.devices_per_node) == (1, 2)
+    device = cluster.device
+    assert (device.name, device.multiprocessors, device.memory_bytes) == ("FakeGPU", 7, 3 << 30)
+    assert [dtype for dtype, _ in device.peak_flops_per_second] == ["f64", "f32", "f16"] and not device.operators
+    assert len(made[0].transports) == len(COLLECTIVES) * 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes", "tiers"), [("aabb", 2, ["memory", "network"]), ("abcd", 4, ["network"]), ("aaaa", 1, ["memory"])]
+)
+def test_links_between_hosts_are_a_tier_of_their_own(hosts, nodes, tiers, monkeypatch):
+    """Ranks as threads that say they are on other hosts."""
+    world, effort = World(), Effort(0.0, ((8, 8, 8),), 1 << 12, (1 << 10, 1 << 12), (), 0)
+    local = threading.local()
+    monkeypatch.setattr("sbp.runtime.profiling.platform.node", lambda: local.host)
+
+    def program(rank, environment):
+        local.host = hosts[rank]
+        cupy = FakeCupy(world)
+        runtime = cupy.cuda.runtime
+        runtime.getDevice, runtime.memGetInfo = (lambda: rank), (lambda: (1, 1 << 30))
+        runtime.getDeviceProperties = lambda number: {"name": "FakeGPU", "multiProcessorCount": 7}
+        communicator = NCCLCommunicator(environment, cupy, timeout=20)
+        found = profile(backend=CupyBackend(rank, cupy=cupy), communicator=communicator, effort=effort)
+        communicator.close()
+        return found
+
+    made = on_ranks(4, program)
+    cluster = made[0].cluster
+    assert all(made[rank].cluster == cluster for rank in range(4))
+    assert cluster.nodes == nodes and cluster.size == 4
+    assert [tier.name for tier in cluster.tiers] == tiers
+    across = [item for item in made[0].transports if item.nodes > 1]
+    assert bool(across) == (nodes > 1)
+    if nodes == 2:
+        assert {(item.members, item.nodes) for item in made[0].transports} == {(2, 1), (2, 2), (4, 2)}
+
+
+def test_ranks_that_lie_unevenly_over_hosts_are_refused(monkeypatch):
+    world, local = World(), threading.local()
+    monkeypatch.setattr("sbp.runtime.profiling.platform.node", lambda: local.host)
+
+    def program(rank, environment):
+        local.host = "aba"[rank]
+        communicator = NCCLCommunicator(environment, FakeCupy(world), timeout=20)
+        with pytest.raises(ClusterError, match="unevenly over their hosts"):
+            _ranks_per_node(communicator)
+        communicator.close()
+
+    on_ranks(3, program)
 
 
 # The command

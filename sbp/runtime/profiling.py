@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy
@@ -37,7 +38,17 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured: sizes, and seconds for each measurement."""
+    """How much is measured.
+
+    Parameters
+    ----------
+    seconds
+        For each measurement.
+    products, copy_bytes, payloads
+        (m, k, n) of matrix products, the size of copied arrays, and bytes per rank of collectives.
+    workloads, repeats
+        Models whose operators are measured, and for how many steps each; none leaves the operators out.
+    """
 
     seconds: float
     products: tuple[tuple[int, int, int], ...]
@@ -64,10 +75,18 @@ FULL = Effort(
     WORKLOADS,
     31,
 )  # fmt: skip
-GPU_PRODUCTS = tuple((size, size, size) for size in (1024, 2048, 4096, 8192)) + ((8192, 1024, 4096), (2048, 8192, 1024))
-GPU_COPY_BYTES = 1 << 30
+GPU = Effort(
+    0.1,
+    ((1024, 1024, 1024), (2048, 2048, 2048), (8192, 1024, 4096), (2048, 8192, 1024), (4096, 4096, 4096),
+     (8192, 8192, 8192)),
+    1 << 30,
+    tuple(1 << power for power in range(12, 29, 2)),
+    (),
+    0,
+)  # fmt: skip
+"""For GPUs, quick or not. Their operators are not measured: kernels there follow `sbp.planner.kernels`."""
 
-_TYPES = {"numpy": ("f32", "f64"), "cupy": ("f32", "f16", "f64"), "torch": ("f32", "bf16", "f16", "f64")}
+_TYPES = {"numpy": ("f32", "f64"), "cupy": ("f32", "f16", "f64")}
 """Element types whose matrix products are measured; NumPy has no fast ones for the others."""
 
 
@@ -112,6 +131,7 @@ def profile(
     backend: Backend | None = None,
     communicator: Communicator | None = None,
     quick: bool = False,
+    effort: Effort | None = None,
     name: str = "profiled",
     say: Say | None = None,
 ) -> Profile:
@@ -125,6 +145,8 @@ def profile(
         As for `Executor`; default NumPy ranks in this process.
     quick
         Some seconds in place of a minute or two; sizes are smaller, so bandwidths of large tensors are less sure.
+    effort
+        What to measure, in place of the usual.
     name
         Of the cluster.
     say
@@ -140,11 +162,13 @@ def profile(
         raise ClusterError(f"ranks must be at least 1, got {ranks}.")
     made: Backend = NumpyBackend() if backend is None else backend
     speaks: Communicator = InProcessCommunicator(ranks, made.xp) if communicator is None else communicator
-    effort, tell = QUICK if quick else FULL, say or (lambda line: None)
+    tell = say or (lambda line: None)
+    if effort is None:
+        effort = GPU if made.name == "cupy" else QUICK if quick else FULL
     with matrix_threads(1):
         watch = Stopwatch(made, speaks, effort.seconds)
         tell("matrix products")
-        rates = _products(watch, effort, tell)
+        rates = _products(watch, effort)
         tell("memory and kernel starts")
         device = _device(watch, effort, rates)
         per_node = _ranks_per_node(speaks)
@@ -154,7 +178,7 @@ def profile(
         else:
             samples = []
         times: tuple[OperatorTime, ...] = ()
-        if made.name == "numpy":
+        if effort.workloads:
             tell("operators, in training steps of small models")
             times = operator_times(made, speaks, effort.workloads, effort.repeats)
             cluster = replace(cluster, device=replace(device, operators=fit_operators(device, times)))
@@ -170,19 +194,23 @@ def profile(
 # -- device ------------------------------------------------------------------------------------------------------------
 
 
-def _products(watch: Stopwatch, effort: Effort, tell: Say) -> list[tuple[str, int, int, int, float]]:
+def _products(watch: Stopwatch, effort: Effort) -> list[tuple[str, int, int, int, float]]:
     backend = watch.backend
     kernel = backend.kernel("matmul", REGISTRY["matmul"].kernel)
     found = []
     for dtype in _TYPES.get(backend.name, ("f32",)):
-        for m, k, n in effort.products if backend.name == "numpy" else GPU_PRODUCTS:
+        for m, k, n in effort.products:
             pairs = [
                 (backend.random((m, k), dtype, rank), backend.random((k, n), dtype, rank + 1))
                 for rank in watch.communicator.ranks
             ]
-            seconds = watch.seconds(lambda pairs=pairs: [kernel(backend.xp, *pair) for pair in pairs])
-            found.append((dtype, m, k, n, seconds))
+            found.append((dtype, m, k, n, watch.seconds(partial(_multiply, backend.xp, kernel, pairs))))
     return found
+
+
+def _multiply(xp: Any, kernel: Callable[..., Any], pairs: Sequence[tuple[Any, Any]]) -> None:
+    for pair in pairs:
+        kernel(xp, *pair)
 
 
 def _predicted(model: AnalyticCostModel, dtype: str, m: int, k: int, n: int) -> float:
@@ -193,7 +221,7 @@ def _predicted(model: AnalyticCostModel, dtype: str, m: int, k: int, n: int) -> 
 def _device(watch: Stopwatch, effort: Effort, rates: Sequence[tuple[str, int, int, int, float]]) -> Device:
     backend, ranks = watch.backend, watch.communicator.ranks
     xp = backend.xp
-    size = effort.copy_bytes if backend.name == "numpy" else GPU_COPY_BYTES
+    size = effort.copy_bytes
     large = [backend.random((size // 4,), "f32", rank) for rank in ranks]
     copies = [xp.empty_like(array) for array in large]
     copying = watch.seconds(lambda: [xp.copyto(target, array) for target, array in zip(copies, large)])
@@ -216,7 +244,7 @@ def _device(watch: Stopwatch, effort: Effort, rates: Sequence[tuple[str, int, in
     described = _describe(backend, len(ranks), watch.communicator)
     return Device(
         described.name,
-        {dtype: peaks[dtype] for dtype in PEAK_TYPES if dtype in peaks},
+        tuple((dtype, peaks[dtype]) for dtype in PEAK_TYPES if dtype in peaks),
         described.memory,
         2 * size / copying,
         matmul_ceiling=float(numpy.median(ceilings)),
