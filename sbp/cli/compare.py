@@ -11,13 +11,16 @@ from sbp.cli.output import print_json, progress, tables
 
 
 @click.command("compare")
-@click.argument("model")
+@click.argument("model", required=False)
+@options.torch_option
 @options.cluster_options(required=True)
 @options.model_options
 @options.search_options
 @options.json_option
 @options.quiet_option
-def compare(model: str, sizes: tuple[str, ...], as_json: bool, quiet: bool, **given: Any) -> None:
+def compare(
+    model: str | None, torch: str | None, sizes: tuple[str, ...], as_json: bool, quiet: bool, **given: Any
+) -> None:
     """Plan MODEL freely, and as data parallel, ZeRO-3/FSDP, Megatron tensor parallel and their products.
 
     Every scheme is priced by the same cost model, each in its best variant. One that exceeds the memory limit is
@@ -30,7 +33,8 @@ def compare(model: str, sizes: tuple[str, ...], as_json: bool, quiet: bool, **gi
 
     arguments = options.planning_arguments(**given)
     with progress(quiet) as say:
-        found = compare_plans(options.resolve_model(model, sizes), arguments.pop("cluster"), progress=say, **arguments)
+        chosen = options.resolve_model(model, sizes, torch)
+        found = compare_plans(chosen, arguments.pop("cluster"), progress=say, **arguments)
     if not quiet:
         from sbp.report.text import comparison_parts
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from sbp.frontend.model import TorchModel
     from sbp.graph import Graph
     from sbp.nn.module import Module
     from sbp.optim import Optimizer
@@ -49,6 +50,9 @@ def _together(*options: Callable[[Decorated], Decorated]) -> Callable[[Decorated
 json_option = click.option("--json", "as_json", is_flag=True, help="Data on stdout; tables and progress on stderr.")
 
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="No progress and no tables.")
+
+torch_option = click.option("--torch", metavar="FILE.PY:FUNCTION",
+                            help="Instead of MODEL: the PyTorch module and example inputs that a function returns.")
 
 model_options = _together(
     click.option("--batch", type=click.IntRange(min=1),
@@ -197,8 +201,21 @@ def _size(text: str) -> Any:
     return text
 
 
-def resolve_model(name: str, sizes: Sequence[str] = ()) -> str | Module | Graph:
-    """What MODEL names: a preset, one with other sizes, or the file of a graph."""
+def resolve_model(
+    name: str | None, sizes: Sequence[str] = (), torch: str | None = None
+) -> str | Module | Graph | TorchModel:
+    """What MODEL names: a preset, one with other sizes, or the file of a graph; or what `--torch` names."""
+    if name is None and torch is None:
+        raise click.UsageError("Missing argument 'MODEL', or --torch FILE.PY:FUNCTION instead of it.")
+    if name is not None and torch is not None:
+        raise click.UsageError(f"--torch stands instead of MODEL; leave it or {name!r} out.")
+    if torch is not None:
+        if sizes:
+            raise click.UsageError("--size changes a preset's sizes; a PyTorch model has those it is built with.")
+        from sbp.cli.torch_model import torch_model
+
+        return torch_model(torch)
+    assert name is not None
     if name.endswith(".json") or "/" in name:
         if sizes:
             raise click.UsageError("--size changes a preset's sizes; a graph's file has its own.")

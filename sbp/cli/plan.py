@@ -11,7 +11,8 @@ from sbp.cli.output import print_json, progress, tables
 
 
 @click.command("plan")
-@click.argument("model")
+@click.argument("model", required=False)
+@options.torch_option
 @options.cluster_options(required=True)
 @options.model_options
 @options.search_options
@@ -22,8 +23,8 @@ from sbp.cli.output import print_json, progress, tables
 @options.json_option
 @options.quiet_option
 def plan(
-    model: str, sizes: tuple[str, ...], out: str | None, hint: str | None, offsets: bool, as_json: bool, quiet: bool,
-    **given: Any,
+    model: str | None, torch: str | None, sizes: tuple[str, ...], out: str | None, hint: str | None, offsets: bool,
+    as_json: bool, quiet: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Choose the layout of every tensor of MODEL (see `sbp models`, or a graph's JSON file) on a cluster.
 
@@ -33,6 +34,7 @@ def plan(
     \b
     sbp plan gpt2 --cluster a100-80g --nodes 1 --batch 64 --seq 1024 --out plan.json
     sbp plan llama-3-8b --cluster h100 --nodes 2 --mesh dp=2,tp=8 --pin 'layers.*.weight=S(0), S(0)'
+    sbp plan --torch mymodel.py:build_model --cluster a100-80g --nodes 1
     """
     from sbp.planner.auto_parallel import auto_parallel
     from sbp.planner.plan import Plan
@@ -45,7 +47,7 @@ def plan(
     start = None if hint is None else Plan.load(hint)
     with progress(quiet) as say:
         found = auto_parallel(
-            options.resolve_model(model, sizes), arguments.pop("cluster"), progress=say, hint=start, **arguments
+            options.resolve_model(model, sizes, torch), arguments.pop("cluster"), progress=say, hint=start, **arguments
         )
     if out is not None:
         found.save(out, offsets)

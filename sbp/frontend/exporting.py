@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 from sbp.errors import FrontendError
@@ -255,6 +258,8 @@ def _tensors_of(output: Any) -> dict[str, Any]:
 def export(step: Any, inputs: Inputs, fitting: Callable[[Any], Any], name: str, dynamic: Mapping[str, int]) -> Any:
     """The traced program, functional: no operator changes its inputs in place.
 
+    Operators that have no translation are decomposed into core ATen where PyTorch knows how.
+
     Parameters
     ----------
     dynamic
@@ -268,10 +273,9 @@ def export(step: Any, inputs: Inputs, fitting: Callable[[Any], Any], name: str, 
     given = (*arguments, targets)
     shapes = _dynamic_shapes(given, inputs, dynamic) if dynamic else None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             program = torch.export.export(step, given, dynamic_shapes=shapes, strict=False)
-            if any(_changes_state(node) for node in program.graph.nodes):
+            if any(_changes_state(node) or _unknown(node) for node in program.graph.nodes):
                 table = torch.export.default_decompositions()
                 for operator in list(table):
                     if translation.find(str(operator)) is not None:
@@ -282,6 +286,19 @@ def export(step: Any, inputs: Inputs, fitting: Callable[[Any], Any], name: str, 
     except Exception as error:
         raise FrontendError(explained(name, error)) from error
     return program
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch.export logs and prints: its errors are translated, its warnings are about itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _like_model(leaf: Any, fitting: Callable[[Any], Any]) -> Any:
@@ -304,6 +321,16 @@ def _dynamic_shapes(given: Any, inputs: Inputs, dynamic: Mapping[str, int]) -> A
         return {axis: batch} if axis is not None else None
 
     return pytree.tree_map(shape, given)
+
+
+def _unknown(node: Any) -> bool:
+    """An operator without translation that something uses."""
+    return (
+        node.op == "call_function"
+        and hasattr(node.target, "_schema")
+        and bool(node.users)
+        and translation.find(str(node.target)) is None
+    )
 
 
 def _changes_state(node: Any) -> bool:

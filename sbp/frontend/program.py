@@ -88,7 +88,10 @@ class Sizes:
         if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             value = item.node.expr.subs(self._symbols)
             if value.free_symbols:
-                raise FrontendError(f"the size {item} depends on more than the batch; give example inputs of its size.")
+                raise FrontendError(
+                    f"a size ({item}) depends on the values of a tensor: indexing by a mask, nonzero, unique or "
+                    ".item(). A plan's shapes are fixed; write it with torch.where, or multiply by the mask."
+                )
             if isinstance(item, torch.SymBool):
                 return bool(value)
             return float(value) if isinstance(item, torch.SymFloat) else int(value)
@@ -212,8 +215,12 @@ class _Translator:
         if not _tensors(made):
             self.symbols[node] = self.sizes(made)
             return
-        types = tuple(self.sizes.type(item) for item in _tensors(made))
         path = module_path(node, self.wrapped)
+        try:
+            types = tuple(self.sizes.type(item) for item in _tensors(made))
+        except FrontendError as error:
+            place = Unknown(str(node.target), path, source_line(node))
+            raise FrontendError(f"{self.builder.name}: {place}: {error}") from None
         before = len(self.builder.nodes)
         with self.builder, self.builder.at("forward", path):
             found = self._apply(node, types)

@@ -50,6 +50,11 @@ def _(context, x, *arguments, **options):
     return broadcast(x, context.shape)
 
 
+@translation("aten.broadcast_tensors")
+def _(context, tensors):
+    return tuple(broadcast(x, kind.shape) for x, kind in zip(tensors, context.types))
+
+
 @translation("aten.repeat", "aten.tile")
 def _(context, x, repeats):
     x = reshaped(x, (*(1,) * (len(repeats) - len(x.shape)), *x.shape))
