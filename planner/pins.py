@@ -75,10 +75,8 @@ class Pins:
             if place in self.layouts
             else [n for node in graph.nodes if node.name == place for n in node.outputs]
         )
-        return (
-            ", ".join(f"the pin {self.patterns[n]!r} = {self.layouts[n]}" for n in names if n in self.layouts)
-            or "the pins"
-        )
+        said = dict.fromkeys(f"the pin {self.patterns[n]!r} = {self.layouts[n]}" for n in names if n in self.layouts)
+        return ", ".join(said) or "the pins"
 
 
 class Both:

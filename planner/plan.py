@@ -31,6 +31,7 @@ from sbp.planner.trace import save_trace
 from sbp.rule import Signature
 
 if TYPE_CHECKING:
+    from sbp.planner.explain import Explanation
     from sbp.runtime.verify import Verification
 
 SCHEMA = 1
@@ -246,6 +247,12 @@ class Plan:
         from sbp.report.html import plan_html
 
         return plan_html(self)
+
+    def explain(self, name: str) -> Explanation:
+        """Why a value lies as it does, what is moved and for whom; print it. See `sbp.planner.explain.explain`."""
+        from sbp.planner.explain import explain
+
+        return explain(self, name)
 
     def show(self) -> Any:
         """Interactive figures (plotly): layouts, step-time breakdown, memory over time."""

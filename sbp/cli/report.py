@@ -16,6 +16,8 @@ from sbp.cli.output import print_json, tables
 @click.option("--plotlyjs", type=click.Choice(["inline", "beside", "cdn"]),
               help="The page's script of 4.8 MB: in it (default), in a file beside it, or from a CDN.")  # fmt: skip
 @click.option("--trace", type=click.Path(dir_okay=False), help="Also write the predicted timeline for Perfetto.")
+@click.option("--explain", "explained", multiple=True, metavar="NAME",
+              help="Say why this value lies as it does, and nothing else; repeatable.")  # fmt: skip
 @options.json_option
 def report(
     plan_file: str,
@@ -24,6 +26,7 @@ def report(
     value: str | None,
     plotlyjs: str | None,
     trace: str | None,
+    explained: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show a plan: step time by compute and collectives, memory by kind, layouts of all state, the largest costs.
@@ -32,6 +35,7 @@ def report(
     sbp report plan.json
     sbp report plan.json --json > figures.json
     sbp report plan.json --html plan.html
+    sbp report plan.json --explain h.0.mlp.fc.weight
     sbp report plan.json --trace trace.json      (open it at ui.perfetto.dev or chrome://tracing)
     """
     from sbp.planner.plan import Plan
@@ -41,6 +45,13 @@ def report(
     if plotlyjs is not None and html is None:
         raise click.UsageError("--plotlyjs says where the page has its script from; give --html FILE too.")
     plan = Plan.load(plan_file)
+    if explained:
+        explanations = [plan.explain(name) for name in explained]
+        if as_json:
+            print_json([explanation.to_json() for explanation in explanations])
+        else:
+            click.echo("\n\n".join(map(str, explanations)))
+        return
     if html is not None:
         from sbp.report.figures import plan_figures
 
