@@ -43,10 +43,10 @@ class KernelConstants:
         Part of the peak without matrix units that unaligned products reach.
     """
 
-    last_wave: float = 0.85
-    score_products: float = 0.36
-    score_passes: float = 0.58
-    unaligned: float = 0.56
+    last_wave: float = 0.2
+    score_products: float = 0.49
+    score_passes: float = 0.52
+    unaligned: float = 0.68
 
 
 CONSTANTS = KernelConstants()

@@ -1,0 +1,182 @@
+"""What is replayed: a model, how it is spread over a cluster, and the framework that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sbp.errors import PlanError
+from sbp.models.bert import BertConfig
+from sbp.models.gpt import GPTConfig
+from sbp.models.llama import LlamaConfig
+from sbp.planner.cluster import Cluster
+from sbp.planner.frameworks import Framework
+
+ModelConfig = GPTConfig | LlamaConfig | BertConfig
+
+FAMILIES = {"gpt": GPTConfig, "llama": LlamaConfig, "bert": BertConfig}
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("mixed", "f32", "fp8")
+"""mixed: 16-bit products, f32 optimizer state. fp8: the products of layers in fp8 besides."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One training step of a published or planned run.
+
+    Parameters
+    ----------
+    model
+        Sizes; layers are those of the whole model.
+    cluster
+        Resized to the ranks in use by `for_ranks`.
+    sequence
+        Tokens of a sequence.
+    tp, pp, dp
+        Ranks along each axis: tensor parallel, pipeline stages, data parallel replicas.
+    micro_batch, global_batch
+        Sequences of one micro-batch on one replica, and of one step on all.
+    schedule
+        "1f1b", "gpipe", "interleaved:v" with v chunks per stage, or "zero-bubble" (see `sbp.planner.schedule`).
+    recompute
+        "none"; "selective": attention is run again in the backward phase; "full": every layer is.
+    sequence_parallel
+        The residual stream is split along the sequence over the tensor-parallel ranks.
+    zero
+        What replicas share: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.
+
+    Raises
+    ------
+    PlanError
+        Sizes that do not divide, or values that are not known; the message says what would do.
+    """
+
+    model: ModelConfig
+    cluster: Cluster
+    framework: Framework
+    sequence: int
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    micro_batch: int = 1
+    global_batch: int = 1
+    schedule: str = "1f1b"
+    recompute: str = "none"
+    sequence_parallel: bool = False
+    zero: int = 0
+    precision: str = "mixed"
+
+    def __post_init__(self) -> None:
+        for name in ("sequence", "tp", "pp", "dp", "micro_batch", "global_batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise PlanError(f"replay: {name} must be a whole number of at least 1, got {value!r}.")
+        self._check_choices()
+        self._check_sizes()
+
+    def _check_choices(self) -> None:
+        for name, known in (("recompute", RECOMPUTE), ("precision", PRECISIONS), ("zero", (0, 1, 2, 3))):
+            if getattr(self, name) not in known:
+                raise PlanError(
+                    f"replay: {name} must be one of {', '.join(map(str, known))}, got {getattr(self, name)!r}."
+                )
+        kind, _, number = self.schedule.partition(":")
+        if kind not in ("1f1b", "gpipe", "interleaved", "zero-bubble") or (number and not number.isdecimal()):
+            raise PlanError(
+                f"replay: no schedule is called {self.schedule!r}; known are 1f1b, gpipe, interleaved:2 (or another "
+                "number of chunks per stage) and zero-bubble."
+            )
+
+    def _check_sizes(self) -> None:
+        model = self.model
+        if self.ranks != self.cluster.size:
+            raise PlanError(
+                f"replay: tp {self.tp} x pp {self.pp} x dp {self.dp} = {self.ranks} ranks, but {self.cluster} has "
+                f"{self.cluster.size}; give --nodes, or other sizes."
+            )
+        if self.global_batch % (self.micro_batch * self.dp):
+            raise PlanError(
+                f"replay: a global batch of {self.global_batch} cannot be cut into micro-batches of {self.micro_batch} "
+                f"on {self.dp} replicas; it must be a multiple of {self.micro_batch * self.dp}."
+            )
+        if model.layers < self.pp * self.chunks:
+            raise PlanError(
+                f"replay: {model.layers} layers cannot be cut into {self.pp} stages of {self.chunks} chunks; each "
+                "chunk needs at least one layer."
+            )
+        if self.chunks > 1 and model.layers % (self.pp * self.chunks):
+            raise PlanError(
+                f"replay: {model.layers} layers do not divide into {self.pp} stages x {self.chunks} chunks."
+            )
+        if model.hidden % model.heads:
+            raise PlanError(f"replay: a hidden size of {model.hidden} does not divide into {model.heads} heads.")
+        if self.chunks > 1 and self.micro_batches % self.pp:
+            raise PlanError(
+                f"replay: the interleaved schedule takes micro-batches in groups of {self.pp} (the stages), but there "
+                f"are {self.micro_batches}."
+            )
+        heads = min(model.heads, getattr(model, "kv_heads", model.heads))
+        for name, size in (
+            ("heads", model.heads),
+            ("key/value heads", heads),
+            ("feed-forward width", self.feed_forward),
+        ):
+            if size % self.tp:
+                raise PlanError(f"replay: tp {self.tp} does not divide the {size} {name} of the model.")
+        if self.sequence_parallel and self.sequence % self.tp:
+            raise PlanError(f"replay: tp {self.tp} does not divide the sequence of {self.sequence}.")
+        if self.zero == 3 and (self.tp > 1 or self.pp > 1):
+            raise PlanError("replay: zero 3 is replayed without tensor and pipeline parallelism; use tp 1 and pp 1.")
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def chunks(self) -> int:
+        """Chunks per stage."""
+        kind, _, number = self.schedule.partition(":")
+        return int(number or 2) if kind == "interleaved" else 1
+
+    @property
+    def micro_batches(self) -> int:
+        """Of one replica in one step."""
+        return self.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def feed_forward(self) -> int:
+        """Width of the feed-forward layer."""
+        model = self.model
+        return model.feed_forward if isinstance(model, GPTConfig) else model.intermediate
+
+    @cached_property
+    def padded_model(self) -> ModelConfig:
+        """The model with the vocabulary that every rank holds an equal part of."""
+        unit = self.framework.vocabulary_multiple * self.tp
+        return replace(self.model, vocabulary=-(-self.model.vocabulary // unit) * unit)
+
+    @cached_property
+    def layers_of_chunk(self) -> tuple[int, ...]:
+        """Layers of chunk 0, 1, ... (chunk c lives on stage c % pp)."""
+        layers, count = self.model.layers, self.pp * self.chunks
+        if self.framework.balances_embeddings and count > 1 and layers % count and (layers + 2) % count == 0:
+            each = (layers + 2) // count
+            return (each - 1, *[each] * (count - 2), each - 1)
+        return tuple(layers // count + (at < layers % count) for at in range(count))
+
+
+def for_ranks(cluster: Cluster, ranks: int) -> Cluster:
+    """The cluster with just so many ranks: full nodes, or a part of one.
+
+    Raises
+    ------
+    PlanError
+        More than a node, but not full nodes.
+    """
+    per_node = cluster.devices_per_node
+    if ranks <= per_node:
+        return cluster.with_nodes(1).with_devices_per_node(ranks)
+    if ranks % per_node:
+        raise PlanError(f"replay: {ranks} ranks do not fill nodes of {per_node} devices; give --devices-per-node.")
+    return cluster.with_nodes(ranks // per_node)

@@ -1,0 +1,275 @@
+"""Published runs as configurations: one row of a CSV file each, with the columns of `runs.csv`."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+from sbp.errors import PlanError, SbpError
+from sbp.models.bert import BertConfig
+from sbp.models.gpt import GPTConfig
+from sbp.models.llama import LlamaConfig
+from sbp.planner.cluster import Cluster
+from sbp.planner.frameworks import Framework
+from sbp.planner.replay.configuration import Configuration, ModelConfig, for_ranks
+
+DEVICES = {
+    "V100-32G-SXM2": "v100-32g",
+    "V100-16G-SXM2": "v100-16g",
+    "A100-SXM": "a100-80g",
+    "A100-40G-SXM": "a100-40g",
+    "A100-80G-SXM": "a100-80g",
+    "A100-80G-SXM(Ampere)": "a100-80g",
+    "A100-80G-PCIe": "a100-80g-pcie",
+    "H100-80G-SXM": "h100",
+    "H100-PCIe": "h100-pcie",
+    "H100-96G-HBM2e-500W (Meta Grand Teton)": "h100-96g",
+    "H200-141G-SXM": "h200",
+    "H800-80G-SXM": "h800",
+    "B200-SXM": "b200",
+    "B300-SXM": "b300",
+}
+"""Name of a device in the file -> cluster preset."""
+
+FRAMEWORKS = (
+    (r"Megatron-LM 2021", "", "megatron-2021"),
+    (r"Megatron-LM 2022", "", "megatron-2022"),
+    (r"Megatron-Core", "", "megatron-core"),
+    (r"Megatron-DeepSpeed", r"BLOOM|bigscience.*Rebalancing", "bigscience-bf16"),
+    (r"Megatron-DeepSpeed", r"bigscience", "bigscience"),
+    (r"Megatron-DeepSpeed", "", "megatron-deepspeed"),
+    (r"GPT-NeoX", "", "gpt-neox"),
+    (r"llm-foundry|FSDP|ZeRO|SMP", "", "fsdp-llm-foundry"),
+    (r"NeMo|NGC Megatron", "", "nemo"),
+    (r"MegaScale", "", "megascale"),
+    (r"OneFlow", "", "oneflow"),
+    (r"Megatron-LM", "", "megatron-2022"),
+    (r"PyTorch|NGC|torchtitan|Meta internal", "", "pytorch"),
+)
+"""Patterns of a row's framework and source -> traits; the first that matches."""
+
+PRECISION = ((r"fp8", "fp8"), (r"^fp32$", "f32"), (r"fp16|bf16|amp", "mixed"))
+
+MOST_LIKELY_MICRO_BATCH = 32
+
+USUAL_HEADS = 64
+"""Heads of a row that does not state them: those of BLOOM's prequel, the rows that lack them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A published run.
+
+    Attributes
+    ----------
+    seconds, peak_bytes
+        Measured, or None.
+    configuration
+        What is replayed; None with the `reason` why it cannot be.
+    alternatives
+        What else the row can mean, with `configuration`: of these the fastest that fits is taken, as the row's authors
+        will have done.
+    values
+        The row as it is.
+    """
+
+    id: str
+    source: str
+    seconds: float | None
+    peak_bytes: float | None
+    configuration: Configuration | None
+    alternatives: tuple[Configuration, ...]
+    reason: str
+    values: Mapping[str, str]
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of a file.
+
+    Raises
+    ------
+    PlanError
+        The file cannot be read, or lacks a column that every row needs.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as stream:
+            reader = csv.DictReader(stream)
+            needed = {"id", "source", "model_family", "layers", "hidden", "gpu", "gpus", "step_time_s"}
+            missing = sorted(needed - set(reader.fieldnames or ()))
+            if missing:
+                raise PlanError(f"{path}: has no column {', '.join(missing)}; expected the columns of published runs.")
+            return [_row(values) for values in reader]
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror or error}; give a CSV file of published runs.") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise PlanError(f"{path}: is no CSV text: {error}.") from None
+
+
+def _row(values: Mapping[str, str]) -> Row:
+    seconds = _optional(values, "step_time_s")
+    memory = _optional(values, "peak_mem_GB")
+    if "computed by the authors" in values.get("notes", ""):
+        memory = None  # a formula's result, not a measurement
+    configuration, alternatives, reason = None, (), ""
+    if seconds is None and memory is None:
+        reason = "neither time nor memory was measured"
+    else:
+        try:
+            configuration = configuration_of(values)
+            alternatives = alternatives_of(configuration, values)
+        except SbpError as error:
+            reason = str(error)
+    peak = None if memory is None else memory * 1e9
+    return Row(values["id"], values["source"], seconds, peak, configuration, alternatives, reason, values)
+
+
+def configuration_of(values: Mapping[str, str]) -> Configuration:
+    """The configuration of a row.
+
+    Raises
+    ------
+    PlanError
+        What the row does not state and cannot be assumed, or what cannot be replayed.
+    """
+    tp, pp, dp = (_whole(values, name) for name in ("tp", "pp", "dp"))
+    for name, what in (("cp", "context parallelism"), ("ep", "expert parallelism")):
+        if (_optional(values, name) or 1) != 1:
+            raise PlanError(f"{what} is not replayed")
+    cluster = cluster_of(values)
+    traits = framework_of(values)
+    micro_batch, total = int(_optional(values, "micro_batch") or 1), _whole(values, "global_batch")
+    # Global batches are published rounded, to powers of two for instance.
+    rounded = max(round(total / (micro_batch * dp)), 1) * micro_batch * dp
+    if abs(rounded - total) > 0.25 * total:
+        raise PlanError(f"a global batch of {total} is no multiple of {dp} x {micro_batch}")
+    chunks = int(_optional(values, "vpp") or 1)
+    recompute = values.get("recompute", "") or "none"
+    if recompute.startswith("unknown"):
+        recompute = "selective" if traits.attention == "stored" else "none"
+    if recompute not in ("none", "selective", "full"):
+        raise PlanError(f"recompute {recompute!r} is not replayed")
+    run = Configuration(
+        model=model_of(values),
+        cluster=cluster,
+        framework=traits,
+        sequence=_whole(values, "seq_len"),
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        micro_batch=micro_batch,
+        global_batch=rounded,
+        schedule=f"interleaved:{chunks}" if chunks > 1 and pp > 1 else "1f1b",
+        recompute=recompute,
+        sequence_parallel=(_optional(values, "sequence_parallel") or 0) == 1 and tp > 1,
+        zero=int(_optional(values, "zero_stage") or 0),
+        precision=_precision(values.get("precision", "")),
+    )
+    return run
+
+
+def alternatives_of(run: Configuration, values: Mapping[str, str]) -> tuple[Configuration, ...]:
+    """The configurations that a row can mean: some do not state the micro-batch, or the interleaving."""
+    sizes, schedules = [run.micro_batch], [run.schedule]
+    if not _optional(values, "micro_batch"):
+        sizes = [1 << power for power in range(MOST_LIKELY_MICRO_BATCH.bit_length())]
+    layers, stages = run.model.layers, run.pp
+    if stages > 1 and re.search(r"vpp[^;]*not (stated|printed)", values.get("notes", "")):
+        schedules += [f"interleaved:{v}" for v in range(2, layers // stages + 1) if layers % (stages * v) == 0]
+    found = []
+    for micro_batch, schedule in product(sizes, schedules):
+        with suppress(PlanError):
+            found.append(replace(run, micro_batch=micro_batch, schedule=schedule))
+    return tuple(found)
+
+
+def framework_of(values: Mapping[str, str]) -> Framework:
+    """The traits of a row's framework."""
+    name, source = values.get("framework", ""), values.get("source", "")
+    for pattern, origin, traits in FRAMEWORKS:
+        if re.search(pattern, name) and re.search(origin, source):
+            return Framework.named(traits)
+    raise PlanError(f"the framework {name!r} is not known")
+
+
+def cluster_of(values: Mapping[str, str]) -> Cluster:
+    """The cluster of a row: its device's preset, with the network's bandwidth as the row states it."""
+    preset = DEVICES.get(values["gpu"])
+    if preset is None:
+        raise PlanError(f"no cluster preset has the device {values['gpu']!r}")
+    ranks, per_node = _whole(values, "gpus"), int(_optional(values, "gpus_per_node") or 8)
+    return _cluster(preset, _optional(values, "inter_node_bw"), ranks, per_node)
+
+
+@lru_cache(maxsize=1024)
+def _cluster(preset: str, network: float | None, ranks: int, per_node: int) -> Cluster:
+    if preset == "a100-80g" and network == 6.25:
+        return for_ranks(Cluster.preset("jean-zay"), ranks)
+    cluster = Cluster.preset(preset).with_devices_per_node(per_node)
+    if network:
+        *inside, outermost = cluster.tiers
+        share = 1.0 if outermost.links is None else per_node / outermost.links  # the file states it per device
+        rate = network * 1e9 * share
+        cluster = replace(cluster, tiers=(*inside, replace(outermost, bandwidth_bytes_per_second=rate)))
+    return for_ranks(cluster, ranks)
+
+
+def model_of(values: Mapping[str, str]) -> ModelConfig:
+    """The model of a row."""
+    family = values["model_family"].strip().lower()
+    layers, hidden, vocabulary = (_whole(values, name) for name in ("layers", "hidden", "vocab"))
+    stated = _optional(values, "heads")
+    heads = int(stated) if stated else USUAL_HEADS if hidden % USUAL_HEADS == 0 else max(hidden // 128, 1)
+    wide = int(_optional(values, "ffn_hidden") or 4 * hidden)
+    length = _whole(values, "seq_len")
+    if family.startswith("llama"):
+        groups = int(_optional(values, "kv_heads") or heads)
+        return LlamaConfig(layers, heads, groups, hidden, wide, vocabulary, length)
+    if family.startswith("bert"):
+        return BertConfig(
+            layers=layers,
+            heads=heads,
+            hidden=hidden,
+            intermediate=wide,
+            vocabulary=vocabulary,
+            positions=max(length, 512),
+        )
+    if family.startswith(("gpt", "mpt", "bloom", "opt", "pythia")):
+        return GPTConfig(layers, heads, hidden, vocabulary, length, wide, dropout=0.1)
+    raise PlanError(f"the model family {values['model_family']!r} is not replayed")
+
+
+def _precision(text: str) -> str:
+    for pattern, name in PRECISION:
+        if re.search(pattern, text):
+            return name
+    raise PlanError(f"the precision {text!r} is not known")
+
+
+def _optional(values: Mapping[str, str], name: str) -> float | None:
+    text = (values.get(name) or "").strip()
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise PlanError(f"column {name}: a number is expected, got {text!r}") from None
+
+
+def _whole(values: Mapping[str, str], name: str) -> int:
+    value = _optional(values, name)
+    if value is None:
+        raise PlanError(f"the row does not state {name}")
+    if value != int(value) or value < 1:
+        raise PlanError(f"column {name}: a whole number of at least 1 is expected, got {value:g}")
+    return int(value)
+
+
+def rows_of(paths: Iterable[str | Path]) -> list[Row]:
+    """The rows of several files."""
+    return [row for path in paths for row in read_rows(path)]
