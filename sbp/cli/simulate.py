@@ -1,0 +1,81 @@
+"""`sbp simulate`: one step of a plan or of a pipeline, event by event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from sbp.cli import options
+from sbp.cli.output import print_json, tables
+
+if TYPE_CHECKING:
+    from sbp.planner.pipeline import Pipeline
+
+
+@click.command("simulate")
+@click.argument("file", metavar="PLAN.JSON|PIPELINE.JSON")
+@click.option("--schedule", "schedules", multiple=True, metavar="NAME",
+              help="gpipe, 1f1b, interleaved or zero-bubble; repeatable. Default: by the chunks.")  # fmt: skip
+@click.option("--micro-batches", type=click.IntRange(min=1), help="Default the pipeline's own.")
+@click.option("--slowdown", type=click.FloatRange(min=0.0), metavar="FRACTION",
+              help="Kernels take so much longer while data moves (GPUs: about 0.19); default the file's.")  # fmt: skip
+@click.option("--trace", type=click.Path(dir_okay=False), help="Also write the shortest step's timeline for Perfetto.")
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of the tables.")
+@options.json_option
+def simulate(
+    file: str,
+    schedules: tuple[str, ...],
+    micro_batches: int | None,
+    slowdown: float | None,
+    trace: str | None,
+    top: int,
+    as_json: bool,
+) -> None:
+    """Simulate a step: its length, what communication exposes, bubbles, memory by stage, what is critical.
+
+    PLAN.JSON is what `sbp plan --out` wrote: a step on one stage. PIPELINE.JSON holds the tasks of every stage, see
+    sbp.planner.pipeline_file.
+
+    \b
+    sbp simulate plan.json
+    sbp simulate pipeline.json --schedule 1f1b --schedule zero-bubble --micro-batches 32
+    sbp simulate pipeline.json --json --trace trace.json
+    """
+    from sbp.planner import simulator
+    from sbp.planner.trace import save_trace
+    from sbp.report.simulation import simulation_json, simulation_parts
+
+    pipeline = _pipeline(file)
+    if micro_batches is not None:
+        pipeline = replace(pipeline, micro_batches=micro_batches)
+    if slowdown is not None:
+        pipeline = replace(pipeline, compute_slowdown=slowdown)
+    usual = "gpipe" if pipeline.phases == ("forward",) else "1f1b" if pipeline.chunks == 1 else "interleaved"
+    steps = {name: simulator.simulate(pipeline, name) for name in schedules or (usual,)}
+    if trace is not None:
+        save_trace(min(steps.values(), key=lambda step: step.step_seconds), trace)
+    if as_json:
+        print_json([simulation_json(step) for step in steps.values()])
+        return
+    console = tables(as_json)
+    for part in simulation_parts(steps, top):
+        console.print(part)
+    if trace is not None:
+        console.print(f"The timeline is in {trace}; ui.perfetto.dev and chrome://tracing show it.")
+
+
+def _pipeline(file: str) -> Pipeline:
+    """The pipeline that a file holds; a plan's is one stage."""
+    from sbp.errors import PipelineError
+    from sbp.json_file import read_json_file
+    from sbp.planner.pipeline_file import FORMAT, load_pipeline
+    from sbp.planner.plan import Plan
+    from sbp.planner.timing import links_of, pipeline_of
+
+    data = read_json_file(file, "plan or pipeline", "`sbp plan --out` or save_pipeline", PipelineError)
+    if isinstance(data, dict) and data.get("format") == FORMAT:
+        return load_pipeline(file)
+    plan = Plan.load(file)
+    return pipeline_of(plan.physical, links_of(plan.mesh, plan.cluster))
