@@ -8,10 +8,15 @@ import pytest
 from sbp.layout import Broadcast, Layout, Partial, Split
 from sbp.mesh import Mesh
 from sbp.operator import TensorType
+from sbp.planner.auto_parallel import auto_parallel
 from sbp.planner.boxing import BoxingTable
 from sbp.planner.cluster import Cluster
 from sbp.planner.cost import AnalyticCostModel
+from sbp.planner.links import axis_links
 from sbp.planner.physical import COLLECTIVES
+from sbp.report.summary import to_json
+from sbp.report.text import report_text
+from sbp.trace import GraphBuilder
 
 MEGABYTE = 1 << 20
 
@@ -120,3 +125,36 @@ def test_r123_an_axis_over_a_slow_link_is_priced_at_the_slow_link():
     crossing = AnalyticCostModel(slower)
     assert crossing.collective_seconds("all_gather", Mesh((4, 2)), 0, payload) > 5 * seconds((4, 2), 0)
     assert crossing.collective_seconds("all_gather", Mesh((2, 4)), 1, payload) == seconds((2, 4), 1)
+
+
+def planned(shape, nodes, devices):
+    builder = GraphBuilder("net")
+    x, w = (builder.source(name, TensorType((256, 256), "f32")) for name in "xw")
+    cluster = Cluster.preset("a100-80g", nodes=nodes, devices_per_node=devices)
+    return auto_parallel(builder.finish([x @ w]), cluster, mesh=shape, time_limit=5)
+
+
+def test_r121_reports_state_what_links_reach_beside_what_they_are_sold_as():
+    """Of 300 GB/s inside a node an all-gather over 8 reaches about 80 %; text and JSON have both."""
+    plan = planned((8,), 1, 8)
+    (links,) = to_json(plan)["links"]
+    assert links["tiers"] == ["nvlink"] and links["stated_bytes_per_second"] == 300e9
+    assert 0.7 < links["reached_bytes_per_second"] / 300e9 < 0.85
+    seconds = plan.costs.collective_seconds("all_gather", plan.mesh, 0, 2.0**30)
+    assert links["reached_bytes_per_second"] == pytest.approx(7 / 8 * 2**30 / seconds)
+    (line,) = [line.split() for line in report_text(plan).splitlines() if " nvlink " in line]
+    assert line[:4] == ["x", "8", "nvlink", "300"]
+    assert float(line[4]) == pytest.approx(links["reached_bytes_per_second"] / 1e9, rel=1e-3)
+
+
+def test_r123_an_axis_over_two_kinds_of_links_is_warned_of():
+    """2 nodes of 4: (2, 4) keeps the inner axis inside; the outer axis of (4, 2) meets inside and outside of nodes."""
+    tidy, mixed, flat = planned((2, 4), 2, 4), planned((4, 2), 2, 4), planned((8,), 2, 4)
+    assert [links.tiers for links in axis_links(tidy.mesh, tidy.cluster, tidy.costs)] == [("infiniband",), ("nvlink",)]
+    assert "mixed links" not in str(tidy)
+    outer, inner = axis_links(mixed.mesh, mixed.cluster, mixed.costs)
+    assert outer.tiers == ("nvlink", "infiniband") and outer.mixed and inner.tiers == ("nvlink",)
+    assert outer.reached_bytes_per_second < inner.reached_bytes_per_second / 3
+    assert "mixed links: x meets over nvlink and infiniband: the slowest decides" in str(mixed)
+    assert "mixed links" not in str(flat), "a mesh of one axis has no other order"
+    assert axis_links(Mesh((1, 8)), tidy.cluster, tidy.costs)[0].axis == "y", "axes of one rank use no link"

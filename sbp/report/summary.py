@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbp.layout import Broadcast, broadcast_layout
 from sbp.operator import REGISTRY
+from sbp.planner.links import AxisLinks, axis_links
 from sbp.planner.physical import COLLECTIVES, Box, Compute, PhysicalPlan
 from sbp.report.layouts import LayoutRow, layout_rows
 from sbp.report.naming import grouped_names, template_of
@@ -74,6 +75,8 @@ class Summary:
         Time in which devices at their peak would do what each rank does, over the step's time.
     model_utilisation
         The same of the model's own FLOP, spread evenly: what ranks compute twice does not count.
+    links
+        The links of every mesh axis.
     memory_bytes
         Bytes per device at the peak by kind, and under "peak", "limit" and "reserved" what they say.
     arena
@@ -102,6 +105,7 @@ class Summary:
     utilisation: float
     model_utilisation: float
     time: tuple[TimeRow, ...]
+    links: tuple[AxisLinks, ...]
     memory_bytes: Mapping[str, int | None]
     arena: Mapping[str, int]
     peak_operation: str
@@ -138,6 +142,7 @@ def summarize(plan: Plan) -> Summary:
         utilisation=ideal / step if step > 0 else 0.0,
         model_utilisation=ideal_model / step if step > 0 else 0.0,
         time=_time_rows(plan),
+        links=axis_links(plan.mesh, plan.cluster, plan.costs),
         memory_bytes={
             **memory.by_kind,
             "peak": memory.peak_bytes,
@@ -186,6 +191,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "time": [
             {"kind": row.kind, "name": row.name, "seconds": row.seconds, "count": row.count} for row in summary.time
         ],
+        "links": [item.to_json() for item in summary.links],
         "memory_bytes": dict(summary.memory_bytes),
         "arena": dict(summary.arena),
         "memory_peak_at": summary.peak_operation,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from sbp.planner.baselines import Comparison
+    from sbp.planner.links import AxisLinks
     from sbp.planner.plan import Plan
 
 WIDTH = 140
@@ -63,7 +64,10 @@ def _plain(parts: Iterable[Any]) -> str:
 def report_parts(plan: Plan, top: int = 12) -> list[Any]:
     """What `sbp report` prints, part by part; `top` limits the tables of costs."""
     summary = summarize(plan)
-    parts: list[Any] = [*headline(summary), time_table(summary), memory_table(summary), layout_table(summary, None)]
+    parts: list[Any] = [*headline(summary), time_table(summary)]
+    if summary.links:
+        parts.append(link_table(summary.links))
+    parts += [memory_table(summary), layout_table(summary, None)]
     parts += [operator_table(summary, top), boxing_table(summary, top)]
     if len(summary.tried) > 1:
         parts.append(tried_table(summary.tried))
@@ -77,7 +81,17 @@ def headline(summary: Summary) -> list[str]:
 
 def findings(summary: Summary) -> list[str]:
     """What is proven, what came of the other meshes, and whether anything is split, a sentence each."""
-    return [sentence for sentence in (proven(summary), other_meshes(summary), whole(summary)) if sentence]
+    sentences = (proven(summary), other_meshes(summary), whole(summary), mixed_axes(summary))
+    return [sentence for sentence in sentences if sentence]
+
+
+def mixed_axes(summary: Summary) -> str:
+    """A mesh of several axes whose axis meets on fast and on slow links: another order may keep it on the fast ones."""
+    mixed = [item for item in summary.links if item.mixed]
+    if not mixed or "," not in summary.mesh:
+        return ""
+    named = "; ".join(f"{item.axis} meets over {' and '.join(item.tiers)}" for item in mixed)
+    return f"mixed links: {named}: the slowest decides, whatever the others could do"
 
 
 def whole(summary: Summary) -> str:
@@ -171,6 +185,23 @@ def time_table(summary: Summary) -> RenderableType:
         f"own FLOP only ({count_text(summary.flops)}FLOP per device)"
     )
     return table("Step time, predicted", ("part", ">time", ">of the step", ">count", ""), rows, note)
+
+
+def link_table(links: Sequence[AxisLinks]) -> RenderableType:
+    """Mesh axis, its links, and what of their stated bandwidth collectives reach."""
+    rows = [
+        (
+            item.axis,
+            str(item.ranks),
+            " and ".join(item.tiers),
+            f"{item.stated_bytes_per_second / 1e9:.4g}",
+            f"{item.reached_bytes_per_second / 1e9:.4g}",
+            seconds_text(item.start_seconds),
+        )
+        for item in links
+    ]
+    note = "GB/s, one direction: as stated for one link of the outermost kind; as a large all-gather reaches per device"
+    return table("Links", ("axis", ">ranks", "over", ">stated", ">reached", ">to start"), rows, note)
 
 
 def memory_table(summary: Summary) -> RenderableType:
