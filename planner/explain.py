@@ -137,10 +137,9 @@ def _call(plan: Plan, node: Node, signature: Signature) -> str:
 def _why(rule: BoundRule, signature: Signature, node: Node, position: int, axis: int, label: str) -> str:
     """What the operator does along a mesh axis, in words."""
     sbp = signature.outputs[position][axis]
-    split = [
-        (number, layout[axis].axis) for number, layout in enumerate(signature.inputs) if isinstance(layout[axis], Split)
-    ]
-    pending = [number for number, layout in enumerate(signature.inputs) if isinstance(layout[axis], Partial)]
+    along = [layout[axis] for layout in signature.inputs]
+    split = [(number, given.axis) for number, given in enumerate(along) if isinstance(given, Split)]
+    pending = [number for number, given in enumerate(along) if isinstance(given, Partial)]
     if isinstance(sbp, Split):
         come = ", ".join(f"dimension {dimension} of {node.inputs[number]}" for number, dimension in split)
         return f"dimension {sbp.axis} is split" + (f", as {come} is" if come else "")
@@ -164,11 +163,8 @@ def _why(rule: BoundRule, signature: Signature, node: Node, position: int, axis:
 def _why_not(rule: BoundRule, position: int, parts: int) -> list[str]:
     """For each dimension of an output that no signature splits over so many ranks, the reason."""
     found = []
-    possible = {
-        signature.outputs[position][0].axis
-        for signature in rule.signatures((parts,))
-        if isinstance(signature.outputs[position][0], Split)
-    }
+    made = [signature.outputs[position][0] for signature in rule.signatures((parts,))]
+    possible = {sbp.axis for sbp in made if isinstance(sbp, Split)}
     shape = rule.output_shapes()[position]
     for dimension, numbers in enumerate(rule.outputs[position]):
         if dimension in possible or shape[dimension] == 1:
