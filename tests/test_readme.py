@@ -63,7 +63,7 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 def test_all_blocks_are_found():
     assert len(SHELL) >= 8 and len(PYTHON) >= 4
     assert {block.language for block in BLOCKS} == {"sh", "python", "json", ""}
-    assert [block.file for block in BLOCKS if block.language == "json"] == ["problem.json"]
+    assert [block.file for block in BLOCKS if block.language == "json"] == ["pipeline.json", "problem.json"]
 
 
 def test_every_shell_command_is_sbp_or_says_why_it_is_not_run():
