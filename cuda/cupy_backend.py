@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from sbp.cuda.devices import VARIABLE, device_text, visible_devices
 from sbp.cuda.fused import OVERRIDES
 from sbp.cuda.interface import Array, BackendError, Kernel
 from sbp.cuda.nvrtc import KERNELS
@@ -46,7 +47,12 @@ class CupyBackend:
         except Exception as error:  # CuPy raises its own types, which exist only where CuPy does
             raise BackendError(f"no GPU can be used ({error}); run with the numpy backend.") from None
         if not 0 <= device < found:
-            raise BackendError(f"there is no GPU {device}; this machine has {found}.")
+            seen = visible_devices()
+            shown = "this machine has" if seen is None else f"of this machine {VARIABLE}={','.join(seen)} shows"
+            raise BackendError(
+                f"there is no GPU {device}; {shown} {found}, numbered from 0. Start as many processes on a machine "
+                "as it has GPUs."
+            )
         self.device = device
         self.xp.cuda.Device(device).use()
         # Collectives take the current stream, so compute and communication follow one another on this one.
@@ -57,6 +63,11 @@ class CupyBackend:
             self._pool.set_limit(size=memory_limit)
         self._module: Any = None
         self._functions: dict[str, Any] = {}
+
+    @property
+    def place(self) -> str:
+        """The GPU by the number that this process has for it, and by the machine's."""
+        return device_text(self.device)
 
     def dtype(self, name: str) -> Any:
         """bf16 is held in float32, as NumPy's names have none."""

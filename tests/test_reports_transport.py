@@ -8,6 +8,9 @@ from sbp.comm.inprocess import InProcessCommunicator
 from sbp.comm.interface import CommunicationError
 from sbp.comm.nccl import NCCLCommunicator, _from_bytes, _to_bytes
 from sbp.comm.rendezvous import Store
+from sbp.cuda.cupy_backend import CupyBackend
+from sbp.cuda.devices import device_text, visible_devices
+from sbp.cuda.interface import BackendError
 from sbp.errors import GraphError
 from tests.fake_cupy import FakeCupy, World
 from tests.test_comm_nccl import on_ranks
@@ -83,3 +86,50 @@ def test_r141_no_rank_waits_for_an_id_that_cannot_be_made():
     on_ranks(3, program)
     assert len(messages) == 3 and len(set(messages.values())) == 1
     assert "RuntimeError: no network interface" in messages[2]
+
+
+@pytest.mark.parametrize(("local_rank", "machine"), [(0, 4), (1, 5)])
+def test_r150_local_ranks_are_numbers_among_the_visible_gpus(monkeypatch, local_rank, machine):
+    """The scheduler gives GPUs 4 and 5: local ranks 0 and 1 take them by the numbers 0 and 1; both are said."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    cupy = FakeCupy(devices=2)
+    backend = CupyBackend(cupy=cupy)
+    assert cupy.used == [local_rank]
+    assert backend.place == f"GPU {local_rank} (CUDA_VISIBLE_DEVICES=4,5: the machine's {machine})"
+
+
+def test_r150_a_rank_without_a_gpu_is_told_which_are_visible(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setenv("LOCAL_RANK", "4")  # the machine's number is not the program's
+    with pytest.raises(
+        BackendError, match=r"no GPU 4; of this machine CUDA_VISIBLE_DEVICES=4,5 shows 2, numbered from 0"
+    ):
+        CupyBackend(cupy=FakeCupy(devices=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4,5", ("4", "5")), (" 1 , 0", ("1", "0")), ("", ()), ("-1", ()), ("3,-1,2", ("3",)), ("0,0", ("0",)),
+        ("GPU-8932f937,GPU-46322caf", ("GPU-8932f937", "GPU-46322caf")), ("NoDevFiles", ()),
+    ],
+)  # fmt: skip
+def test_r150_the_variable_is_read_as_cuda_reads_it(text, expected):
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": text}) == expected
+    assert visible_devices({}) is None and device_text(3, {}) == "GPU 3"
+    assert device_text(3, {"CUDA_VISIBLE_DEVICES": text}) == "GPU 3"
+
+
+def test_r150_the_command_says_which_gpu_a_rank_runs_on(monkeypatch, tmp_path, capsys):
+    from sbp.cli.main import run
+    from sbp.cuda import cupy_backend
+
+    monkeypatch.setattr(cupy_backend, "_cupy", lambda: FakeCupy(devices=2))
+    monkeypatch.setattr(cupy_backend, "OVERRIDES", {})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    path = str(tmp_path / "plan.json")
+    sbp.auto_parallel("tiny-mlp", "cpu", batch=4, mesh=(4,)).save(path)
+    assert run(["run", path, "--steps", "1", "--backend", "cupy"]) == 0
+    assert "all ranks on GPU 1 (CUDA_VISIBLE_DEVICES=4,5: the machine's 5)" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def run(
         raise click.UsageError("--save-every says how often to save; give --save FOLDER too.")
     plan = Plan.load(plan_file)
     begin = resumed(plan, resume, text, seed)
-    made, communicator = _communicator(backend, comm)
+    made, communicator = _communicator(backend, comm, quiet)
     speaks = _speaks(communicator)
     floating = "f64" if double else None
     # Read now: the run may save over what it resumes from.
@@ -105,7 +105,7 @@ def run(
         context.exit(DIFFERENT)
 
 
-def _communicator(backend: str, comm: str) -> tuple[Backend | None, Communicator | None]:
+def _communicator(backend: str, comm: str, quiet: bool) -> tuple[Backend | None, Communicator | None]:
     """None stands for the default."""
     if comm == "nccl" and backend != "cupy":
         raise click.UsageError("--comm nccl moves GPU arrays; give --backend cupy too.")
@@ -124,7 +124,10 @@ def _communicator(backend: str, comm: str) -> tuple[Backend | None, Communicator
     if backend == "cupy":
         from sbp.cuda.cupy_backend import CupyBackend
 
-        made = CupyBackend()
+        made = gpu = CupyBackend()
+        if not quiet:
+            ranks = "all ranks" if communicator is None else f"rank {', '.join(map(str, communicator.ranks))}"
+            say(f"{ranks} on {gpu.place}")
     return made, communicator
 
 
