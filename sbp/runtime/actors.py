@@ -1,0 +1,450 @@
+"""Actors: a cut plan run as a pipeline, one thread per stage, driven by full registers and free buffers.
+
+A segment (what a chunk does in one phase for one micro-batch) is an actor's work. It fires when every register that it
+reads has arrived and every register that it fills has a free buffer; nothing else holds the pipeline together. With
+credits (`sbp.planner.schedule.Credits`) the order arises from that alone: 1F1B is stage s of p having p - s buffers for
+what its forward leaves to its backward. With a schedule the order is given, and a stage waits for its next segment.
+Gradients are added up as segments end; the once phase (reduction over tied copies, optimizer) runs after the last one.
+
+All stages live in this process, each with the ranks of one mesh; NumPy computes outside Python's lock, so that stages
+overlap.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sbp.cuda.interface import Backend
+from sbp.errors import PlanError, SbpError
+from sbp.planner.schedule import Action, Credits, Schedule, describe, schedule_named
+from sbp.planner.stages import BACKWARD, FORWARD, ONCE, Place, StagedPlan, Transfer
+from sbp.runtime.boxing import Local
+from sbp.runtime.executor import Executor, Table
+
+
+class DeadlockError(SbpError):
+    """Actors that wait for each other: too few buffers, or orders that no pipeline can keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStep:
+    """What one step made.
+
+    Attributes
+    ----------
+    outputs
+        Output value -> per micro-batch the arrays of the ranks of the stage that made it.
+    state
+        State value -> arrays after the step, on the ranks of the stage that updates it.
+    orders
+        Per stage its segments in the order in which they ran.
+    in_flight
+        Per stage the most micro-batches (times chunks) at once whose forward had run and whose backward had not ended.
+    """
+
+    outputs: Mapping[str, tuple[Local, ...]]
+    state: Mapping[str, Local]
+    orders: tuple[tuple[Action, ...], ...]
+    in_flight: tuple[int, ...]
+
+
+class PipelineExecutor:
+    """A staged plan, ready to run.
+
+    Parameters
+    ----------
+    staged
+        The plan, cut into chunks.
+    micro_batches
+        How many make a step. Each has the inputs of the plan's graph; gradients and losses are their means.
+    order
+        A `Schedule`, `Credits`, or the name of a schedule, such as "1f1b" or "interleaved:2".
+    buffers
+        Per stage how many forward segments may wait for their backward; replaces those of credits, and for a schedule
+        sets them (default as many as its order needs).
+    backend, floating
+        As for `sbp.runtime.executor.Executor`.
+
+    Raises
+    ------
+    PipelineError, PlanError
+        The order is for another number of stages, chunks or micro-batches, or has a phase that the plan has not.
+    """
+
+    def __init__(
+        self,
+        staged: StagedPlan,
+        micro_batches: int,
+        order: Schedule | Credits | str = "1f1b",
+        *,
+        buffers: Sequence[int] | None = None,
+        backend: Backend | None = None,
+        floating: str | None = None,
+    ) -> None:
+        phases = (FORWARD, BACKWARD) if any(staged.segments[c, BACKWARD] for c in self._chunks(staged)) else (FORWARD,)
+        if isinstance(order, str):
+            order = schedule_named(order, staged.stages, staged.chunks, micro_batches, phases)
+        expected = (staged.stages, staged.chunks, micro_batches)
+        if (order.stages, order.chunks, order.micro_batches) != expected:
+            raise PlanError(
+                f"{order.name} is for {order.stages} stages of {order.chunks} chunks and {order.micro_batches} "
+                f"micro-batches, the plan has {expected[0]} of {expected[1]} and runs {expected[2]}."
+            )
+        wanted = order.phases if isinstance(order, Schedule) else order.priority
+        if set(wanted) != set(phases):
+            raise PlanError(
+                f"{order.name} has the phases {', '.join(wanted)}, the plan has {', '.join(phases)}; weight gradients "
+                "are part of its backward phase."
+            )
+        self.staged, self.micro_batches, self.order, self.phases = staged, micro_batches, order, phases
+        self.buffers = self._buffers(order, buffers)
+        self._executor = Executor(staged.physical, backend, floating=floating)
+        self._runs = [run for run, _ in self._executor._steps]
+        self._arriving: dict[Place, list[Transfer]] = {}
+        self._leaving: dict[Place, list[Transfer]] = {}
+        for transfer in staged.transfers:
+            self._arriving.setdefault(transfer.target, []).append(transfer)
+            self._leaving.setdefault(transfer.source, []).append(transfer)
+
+    @staticmethod
+    def _chunks(staged: StagedPlan) -> range:
+        return range(staged.stages * staged.chunks)
+
+    def _buffers(self, order: Schedule | Credits, given: Sequence[int] | None) -> tuple[int, ...]:
+        if given is not None:
+            if len(given) != order.stages or any(count < 1 for count in given):
+                raise PlanError(f"buffers gives each of {order.stages} stages at least 1, got {list(given)}.")
+            return tuple(given)
+        if self.phases == (FORWARD,):
+            return (order.micro_batches * order.chunks,) * order.stages
+        if isinstance(order, Schedule):
+            return order.in_flight()
+        return tuple(found.get(BACKWARD, order.micro_batches * order.chunks) for found in order.buffers)
+
+    # -- in and out --------------------------------------------------------------------------------------------------
+
+    def place(self, arrays: Mapping[str, Any]) -> dict[str, Local]:
+        """The shards of global arrays (inputs of one micro-batch, or state) for the ranks of one stage."""
+        return self._executor.place(arrays)
+
+    def collect_state(self, state: Mapping[str, Local]) -> dict[str, Any]:
+        """The global arrays of state values."""
+        return self._executor.collect_state(state)
+
+    def collect_outputs(self, outputs: Mapping[str, Sequence[Local]]) -> dict[str, list[Any]]:
+        """Per micro-batch the global arrays of the outputs."""
+        numbers = self.staged.physical.outputs
+        return {
+            value: [self._executor.collect(one, numbers[value]) for one in local] for value, local in outputs.items()
+        }
+
+    def zeros(self, number: int) -> Local:
+        """A register's arrays, filled with zeros."""
+        executor = self._executor
+        dtype = executor.backend.dtype(executor.dtype(self.staged.physical.registers[number]))
+        boxes = zip(executor.communicator.ranks, executor._local(number))
+        return {rank: executor.backend.xp.zeros(box.shape, dtype=dtype) for rank, box in boxes}
+
+    # -- run ---------------------------------------------------------------------------------------------------------
+
+    def run(self, state: Mapping[str, Local], feeds: Sequence[Mapping[str, Local]]) -> PipelineStep:
+        """One step.
+
+        Parameters
+        ----------
+        state
+            State value -> arrays of one stage's ranks, placed; every chunk that reads a value starts from it.
+        feeds
+            Per micro-batch the placed inputs.
+
+        Raises
+        ------
+        DeadlockError
+            No actor can fire any more; the message names every blocked one and what it waits for.
+        SbpError
+            What a kernel raised.
+        """
+        if len(feeds) != self.micro_batches:
+            raise PlanError(f"a step has {self.micro_batches} micro-batches, got feeds for {len(feeds)}.")
+        executor = self._executor
+        for value, number in executor._state.items():
+            executor._given(value, number, state, "state")
+        for feed in feeds:
+            for value, number in executor._feeds.items():
+                executor._given(value, number, feed, "input")
+        shared = _Shared(self)
+        workers = [_Stage(self, shared, stage, state, feeds) for stage in range(self.staged.stages)]
+        threads = [
+            threading.Thread(target=worker.main, name=f"stage {worker.stage}", daemon=True) for worker in workers
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if shared.error is not None:
+            raise shared.error
+        found = dict(state)
+        outputs: dict[str, tuple[Local, ...]] = {}
+        for worker in workers:
+            found.update(worker.new_state)
+            outputs.update({value: tuple(one for one in made if one) for value, made in worker.outputs.items()})
+        return PipelineStep(
+            outputs,
+            found,
+            tuple(tuple(worker.order) for worker in workers),
+            tuple(worker.most_in_flight for worker in workers),
+        )
+
+
+class _Shared:
+    """What the stages' threads share: the mail, and who waits."""
+
+    def __init__(self, pipeline: PipelineExecutor) -> None:
+        self.changed = threading.Condition()
+        self.mail: dict[tuple[int, int, int], Local] = {}  # (register, chunk, micro-batch; -1 for once) -> arrays
+        self.working = pipeline.staged.stages
+        self.waiting: dict[int, str] = {}
+        self.error: BaseException | None = None
+
+    def send(self, register: int, chunk: int, micro_batch: int, local: Local) -> None:
+        with self.changed:
+            self.mail[register, chunk, micro_batch] = local
+            # Whoever waits has to look again before it counts as waiting: this may be what it waits for.
+            self.waiting.clear()
+            self.changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self.changed:
+            self.error = self.error or error
+            self.changed.notify_all()
+
+    def ended(self) -> None:
+        with self.changed:
+            self.working -= 1
+            self._look_for_deadlock()
+            self.changed.notify_all()
+
+    def wait(self, stage: int, why: str) -> None:
+        """Until something has changed; holding `changed`. The last one to wait finds that nobody can go on."""
+        self.waiting[stage] = why
+        self._look_for_deadlock()
+        if self.error is None:
+            self.changed.wait()
+        self.waiting.pop(stage, None)
+        if self.error is not None:
+            raise _Stopped
+
+    def _look_for_deadlock(self) -> None:
+        if self.error is None and self.waiting and len(self.waiting) == self.working:
+            blocked = "; ".join(f"stage {stage}: {why}" for stage, why in sorted(self.waiting.items()))
+            self.error = DeadlockError(
+                f"the pipeline stands still, every actor waits: {blocked}. Give the stages more buffers, or orders "
+                "that follow the data."
+            )
+            self.changed.notify_all()
+
+
+class _Stopped(Exception):
+    """Another stage failed."""
+
+
+class _Stage:
+    """One stage: its chunks' registers, and the thread that fires its actors."""
+
+    def __init__(
+        self,
+        pipeline: PipelineExecutor,
+        shared: _Shared,
+        stage: int,
+        state: Mapping[str, Local],
+        feeds: Sequence[Mapping[str, Local]],
+    ) -> None:
+        self.pipeline, self.shared, self.stage, self.feeds = pipeline, shared, stage, feeds
+        staged = pipeline.staged
+        self.staged, self.physical = staged, staged.physical
+        self.chunks = range(stage, staged.stages * staged.chunks, staged.stages)
+        self.state = {
+            value: local
+            for value, local in state.items()
+            if any(c in self.chunks for c in staged.copies.get(value, ()))
+        }
+        self.tables: dict[tuple[int, int], Table] = {}
+        # Made at once, as training frameworks do, so that memory does not grow during the step.
+        self.sums = {number: pipeline.zeros(number) for number in self.summed()}
+        self.order: list[Action] = []
+        self.in_flight = self.most_in_flight = 0
+        self.outputs: dict[str, list[Local]] = {}
+        self.new_state: dict[str, Local] = {}
+
+    def summed(self) -> list[int]:
+        """Registers of this stage that the once phase reads of the micro-batches."""
+        places, made = self.staged.places, self.staged.made
+        wanted = sorted({*self.staged.accumulated, *self.staged.carried})
+        return [number for number in wanted if places[made[number]][0] in self.chunks]
+
+    def main(self) -> None:
+        try:
+            if isinstance(self.pipeline.order, Schedule):
+                for action in self.pipeline.order.orders[self.stage]:
+                    self.await_ready(action)
+                    self.fire(action)
+            else:
+                self.fire_by_credits(self.pipeline.order)
+            self.once()
+        except _Stopped:
+            pass
+        except BaseException as error:  # the caller's thread raises it
+            self.shared.fail(error)
+        finally:
+            self.shared.ended()
+
+    # -- what fires when ---------------------------------------------------------------------------------------------
+
+    def missing(self, action: Action) -> str:
+        """What an action waits for; empty if it can fire. Holding `changed`."""
+        phase, chunk, micro_batch = action
+        if phase == FORWARD and self.in_flight >= self.pipeline.buffers[self.stage]:
+            return (
+                f"{describe(action)} needs a free buffer, and all {self.pipeline.buffers[self.stage]} of its stage "
+                "wait for their backward"
+            )
+        if phase == BACKWARD and (chunk, micro_batch) not in self.tables:
+            return f"{describe(action)} comes after its forward"
+        for transfer in self.pipeline._arriving.get((chunk, phase), ()):
+            if (transfer.register, chunk, micro_batch) not in self.shared.mail:
+                value = self.physical.registers[transfer.register].value
+                return f"{describe(action)} waits for {value} from chunk {transfer.source[0]}"
+        return ""
+
+    def await_ready(self, action: Action) -> None:
+        with self.shared.changed:
+            while why := self.missing(action):
+                self.shared.wait(self.stage, why)
+
+    def fire_by_credits(self, credits: Credits) -> None:
+        """The most urgent phase whose next segment can fire, until all have."""
+        queues = {phase: list(runs) for phase, runs in credits.queues[self.stage].items()}
+        while any(queues.values()):
+            with self.shared.changed:
+                chosen = None
+                while chosen is None:
+                    reasons = []
+                    for phase in credits.priority:
+                        if queues[phase]:
+                            action = (phase, *queues[phase][0])
+                            why = self.missing(action)
+                            if not why:
+                                chosen = action
+                                break
+                            reasons.append(why)
+                    if chosen is None:
+                        self.shared.wait(self.stage, ", and ".join(reasons))
+            self.fire(chosen)
+            queues[chosen[0]].pop(0)
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    def fire(self, action: Action) -> None:
+        phase, chunk, micro_batch = action
+        if phase == FORWARD:
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        table = self.table(chunk, micro_batch)
+        with self.shared.changed:
+            for transfer in self.pipeline._arriving.get((chunk, phase), ()):
+                table[transfer.register] = self.shared.mail.pop((transfer.register, chunk, micro_batch))
+        place = (chunk, phase)
+        operations = self.staged.segments[place]
+        for at in operations[:-1]:
+            self.pipeline._runs[at](table)
+            for number in self.staged.releases.get(at, ()):
+                table[number] = None
+        for at in operations[-1:]:
+            self.pipeline._runs[at](table)
+        self.leave(place, micro_batch, table)
+        for at in operations[-1:]:
+            for number in self.staged.releases.get(at, ()):
+                table[number] = None
+        self.order.append(action)
+        if phase == self.pipeline.phases[-1]:
+            self.in_flight -= 1
+            del self.tables[chunk, micro_batch]
+
+    def leave(self, place: Place, micro_batch: int, table: Table) -> None:
+        """Send, put out and add up what the segment made."""
+        for transfer in self.pipeline._leaving.get(place, ()):
+            if transfer.target[1] != ONCE:
+                self.shared.send(transfer.register, transfer.target[0], micro_batch, _full(table, transfer.register))
+        for value, number in self.physical.outputs.items():
+            if number in self.staged.made and self.staged.places[self.staged.made[number]] == place:
+                made = self.outputs.setdefault(value, [{} for _ in range(self.pipeline.micro_batches)])
+                made[micro_batch] = dict(_full(table, number))
+        for number in self.sums:
+            if self.staged.places[self.staged.made[number]] == place:
+                self.add(number, _full(table, number))
+
+    def add(self, number: int, local: Local) -> None:
+        for rank, array in local.items():
+            if number in self.staged.accumulated:
+                self.sums[number][rank] += array
+            else:
+                self.sums[number][rank][...] = array
+
+    def table(self, chunk: int, micro_batch: int) -> Table:
+        found = self.tables.get((chunk, micro_batch))
+        if found is None:
+            found = self.tables[chunk, micro_batch] = [None] * len(self.physical.registers)
+            self.fill(found, self.feeds[micro_batch], self.staged.reads[chunk])
+        return found
+
+    def fill(self, table: Table, feed: Mapping[str, Local], read: Collection[int] | None = None) -> None:
+        for value, number in self.physical.sources.items():
+            if read is None or number in read:
+                table[number] = self.state.get(value) or feed.get(value)
+
+    # -- once --------------------------------------------------------------------------------------------------------
+
+    def once(self) -> None:
+        """After the last micro-batch: mean gradients, what belongs to other chunks, the optimizer, tied copies."""
+        staged, count = self.staged, self.pipeline.micro_batches
+        means: Table = [None] * len(self.physical.registers)
+        self.fill(means, {})
+        for number, local in self.sums.items():
+            means[number] = local
+            if number in staged.accumulated:
+                for array in local.values():
+                    array /= count
+        mine = sorted(at for chunk in self.chunks for at in staged.segments[chunk, ONCE])
+        self.send_once(means, tuple(self.sums))
+        for at in mine:
+            operation = self.physical.operations[at]
+            chunk = staged.places[at][0]
+            for number in operation.inputs:
+                if means[number] is None:
+                    means[number] = self.receive_once(number, chunk, at)
+            self.pipeline._runs[at](means)
+            self.send_once(means, operation.outputs)
+        for value, new in self.physical.updates.items():
+            if staged.homes[value] in self.chunks and new in staged.made:
+                self.new_state[value] = _full(means, new)
+
+    def send_once(self, means: Table, numbers: Sequence[int]) -> None:
+        for transfer in self.staged.transfers:
+            if transfer.target[1] == ONCE and transfer.register in numbers and transfer.source[0] in self.chunks:
+                self.shared.send(transfer.register, transfer.target[0], -1, _full(means, transfer.register))
+
+    def receive_once(self, number: int, chunk: int, at: int) -> Local:
+        with self.shared.changed:
+            while (number, chunk, -1) not in self.shared.mail:
+                value = self.physical.registers[number].value
+                self.shared.wait(self.stage, f"operation {at} of the once phase, of chunk {chunk}, waits for {value}")
+            return self.shared.mail.pop((number, chunk, -1))
+
+
+def _full(table: Table, number: int) -> Local:
+    local = table[number]
+    assert local is not None, f"register {number} is empty where it is needed"
+    return local
