@@ -205,6 +205,7 @@ def credits_named(
         if name == "zero-bubble":
             waiting[weight] = min(stages, micro_batches)
         buffers.append(waiting)
+    priority: tuple[str, ...]
     if name == "zero-bubble":
         priority = (forward, backward, weight)
     elif name == "1f1b":

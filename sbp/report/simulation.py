@@ -44,8 +44,19 @@ def critical_stretches(step: SimulatedStep) -> list[Stretch]:
             start, names = last.start, (*last.names, name)
         else:
             names = (name,)
-        many = (chunk, micro_batch) if phase in PHASES else (None, None)
-        found.append(Stretch(stage, step.streams[stream], phase, *many, start, stop, names))
+        often = phase in PHASES
+        found.append(
+            Stretch(
+                stage,
+                step.streams[stream],
+                phase,
+                chunk if often else None,
+                micro_batch if often else None,
+                start,
+                stop,
+                names,
+            )
+        )
         before = run, stream
     return found
 
