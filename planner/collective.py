@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sbp.errors import ClusterError
+from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster, Tier
 
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
@@ -190,20 +191,56 @@ def _start(kind: str, group: Placement) -> tuple[float, float]:
 
 def _slopes(group: Placement) -> dict[str, float]:
     """Seconds per byte by kind: what the slowest tier needs, of an all-reduce if every switch sums that can."""
-    slopes = dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "all_reduce"), 0.0)
-    stripes = 1
+    slopes = dict.fromkeys(PASSES, 0.0)
+    for _, needed in _needs(group):
+        slopes = {kind: max(slope, needed[kind]) for kind, slope in slopes.items()}
+    return slopes
+
+
+def _needs(group: Placement) -> list[tuple[str, dict[str, float]]]:
+    """Per tier, by kind, for how many seconds a byte of payload keeps its links busy."""
+    found, stripes = [], 1
     for meeting in group.meetings:
         tier, members = meeting.tier, meeting.most
         share = (group.size - 1) / group.size / stripes / meeting.ring_links
-        for kind, needed in (
-            ("reduce_scatter", share / tier.bandwidth(members)),
-            ("all_gather", share / tier.gather_bandwidth(members)),
-            ("all_to_all", meeting.reach / group.size / meeting.member_links / tier.exchange_bandwidth(members)),
-            ("all_reduce", 2 * share / tier.bandwidth(members, all_reduce=True)),
-        ):
-            slopes[kind] = max(slopes[kind], needed)
+        needed = {
+            "reduce_scatter": share / tier.bandwidth(members),
+            "all_gather": share / tier.gather_bandwidth(members),
+            "all_to_all": meeting.reach / group.size / meeting.member_links / tier.exchange_bandwidth(members),
+            "all_reduce": 2 * share / tier.bandwidth(members, all_reduce=True),
+        }
+        found.append((tier.name, needed))
         stripes *= meeting.fewest
-    return slopes
+    return found
+
+
+def together_seconds(cluster: Cluster, calls: Iterable[tuple[str, Mesh, int, float]]) -> float:
+    """Time until collectives of different mesh axes, all started at once, are done.
+
+    Each takes at least its own time. Where they cross the same tier, which every rank's link belongs to, they also take
+    what they keep those links busy for, one after the other, and the longest start among them.
+
+    Parameters
+    ----------
+    calls
+        (kind, mesh, mesh axis, payload in bytes per rank); groups of one rank and empty payloads do not count.
+    """
+    alone, starts = 0.0, 0.0
+    busy: dict[str, float] = {}
+    for kind, mesh, axis, payload in calls:
+        if mesh.shape[axis] == 1 or payload <= 0:
+            continue
+        groups = set(placements(cluster, mesh.groups(axis)))
+        terms = [collective_terms(kind, group) for group in groups]
+        alone = max(alone, *(term.seconds(payload) for term in terms))
+        starts = max(starts, *(term.constant for term in terms))
+        needs: dict[str, float] = {}
+        for group in groups:
+            for tier, needed in _needs(group):
+                needs[tier] = max(needs.get(tier, 0.0), needed[kind] * payload)
+        for tier, seconds in needs.items():
+            busy[tier] = busy.get(tier, 0.0) + seconds
+    return max(alone, starts + max(busy.values(), default=0.0))
 
 
 def transfer_seconds(cluster: Cluster, source_rank: int, target_rank: int, bytes: float, sharing: int = 1) -> float:

@@ -10,7 +10,7 @@ import click
 from sbp.cli.output import tables
 
 if TYPE_CHECKING:
-    from sbp.planner.cluster import Cluster
+    from sbp.planner.cluster import Cluster, Tier
 
 
 @click.command("clusters")
@@ -54,6 +54,12 @@ def _yaml(cluster: Cluster) -> str:
     return dump_cluster(cluster)
 
 
+def _link(tier: Tier) -> str:
+    """A tier's name and bandwidth; of a network card where ranks share them."""
+    shared = "" if tier.links is None else f" x {tier.links} per node"
+    return f"{tier.name} {tier.bandwidth_bytes_per_second / 1e9:g}{shared}"
+
+
 def _print_table(clusters: Iterable[Cluster]) -> None:
     """The presets with what distinguishes them, on stdout, which carries no data then."""
     from rich.table import Table
@@ -70,6 +76,6 @@ def _print_table(clusters: Iterable[Cluster]) -> None:
             f"{device.peak('bf16') / 1e12:g}",
             f"{device.memory_bytes / 2**30:.1f}",
             f"{device.memory_bandwidth_bytes_per_second / 1e9:g}",
-            ", ".join(f"{tier.name} {tier.bandwidth_bytes_per_second / 1e9:g}" for tier in cluster.tiers),
+            ", ".join(map(_link, cluster.tiers)),
         )
     tables(as_json=False).print(table)
