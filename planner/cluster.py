@@ -104,6 +104,9 @@ class Device:
         products are then not cut into waves (see `sbp.planner.kernels`).
     fused_attention_ceiling
         Fraction of the peak that attention without stored scores reaches.
+    overlap_slowdown
+        While data moves, kernels take (1 + overlap_slowdown) times as long: both use the device's memory and cores. On
+        A100, H100, MI250 and MI210 it was 0.189 on average and up to 0.4 (Lee et al. 2025, arXiv 2507.03114).
     operators
         (operator, seconds, bytes/s) as `sbp profile` measures them: its kernel takes so many seconds to start, and
         then the time of its FLOP plus that of its bytes at this rate.
@@ -121,6 +124,7 @@ class Device:
     multiprocessors: int | None = None
     fused_attention_ceiling: float = 0.3
     operators: tuple[tuple[str, float, float], ...] = ()
+    overlap_slowdown: float = 0.0
 
     def __post_init__(self) -> None:
         owner = f"device {_name('device', self.name)}"
@@ -146,7 +150,8 @@ class Device:
             set_(self, field, _number(owner, field, getattr(self, field), high=1.0, above=True))
         if self.multiprocessors is not None:
             _whole(owner, "multiprocessors", self.multiprocessors)
-        set_(self, "launch_seconds", _number(owner, "launch_seconds", self.launch_seconds))
+        for field in ("launch_seconds", "overlap_slowdown"):
+            set_(self, field, _number(owner, field, getattr(self, field)))
         set_(self, "operators", _operators(owner, self.operators))
 
     @property

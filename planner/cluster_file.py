@@ -17,6 +17,7 @@
       memory_ceiling: 0.92             # optional: fraction of the memory bandwidth that kernels reach
       multiprocessors: 108             # optional: for the tiles and waves of matrix products
       fused_attention_ceiling: 0.32    # optional: fraction of the peak that attention without stored scores reaches
+      overlap_slowdown: 0.189          # optional: kernels take so much longer while data moves
       operators: {gelu: [12, 0.8]}     # optional: us to start the operator's kernel, and GB/s that it reads and writes
     tiers:                             # innermost first
       - name: nvlink
@@ -93,6 +94,7 @@ _DEVICE_KEYS = {
     "memory_ceiling": _Key("memory_ceiling", "number", required=False, above=True, high=_ONE),
     "multiprocessors": _Key("multiprocessors", "whole", required=False),
     "fused_attention_ceiling": _Key("fused_attention_ceiling", "number", required=False, above=True, high=_ONE),
+    "overlap_slowdown": _Key("overlap_slowdown", "number", required=False),
     "operators": _Key("operators", "operators", required=False),
 }
 _OPERATOR = (_Key("seconds", "number", _MICRO), _Key("rate", "number", _GIGA, above=True))

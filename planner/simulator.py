@@ -110,7 +110,8 @@ class SimulatedStep:
     @cached_property
     def compute_only_seconds(self) -> float:
         """Length of the step if all communication were free and disturbed nobody."""
-        return self.seconds_without(self.streams[1:])
+        silent = replace(without(self.pipeline, self.streams[1:]), compute_slowdown=0.0)
+        return simulate(silent, self.schedule).step_seconds
 
     @property
     def exposed_communication_seconds(self) -> float:

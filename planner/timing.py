@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -52,7 +51,12 @@ class Timeline:
             return 0.0
         return float(self.step.busy_seconds[0, self.step.streams.index(stream)])
 
-    @cached_property
+    @property
+    def compute_seconds(self) -> float:
+        """Length of the step without communication: kernels that nothing slows down."""
+        return self.step.compute_only_seconds
+
+    @property
     def exposed_seconds(self) -> float:
         """Time that communication adds to the step: step less compute-only step."""
         return max(self.step.exposed_communication_seconds, 0.0)

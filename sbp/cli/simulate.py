@@ -78,4 +78,5 @@ def _pipeline(file: str) -> Pipeline:
     if isinstance(data, dict) and data.get("format") == FORMAT:
         return load_pipeline(file)
     plan = Plan.load(file)
-    return pipeline_of(plan.physical, links_of(plan.mesh, plan.cluster))
+    links, slowdown = links_of(plan.mesh, plan.cluster), plan.cluster.device.overlap_slowdown
+    return pipeline_of(plan.physical, links, slowdown)
