@@ -26,7 +26,7 @@ from sbp.planner.meshes import check_mesh
 from sbp.planner.physical import COLLECTIVES, Box, Compute, PhysicalPlan, Register
 from sbp.planner.search import objective_seconds
 from sbp.planner.solver import Status
-from sbp.planner.timing import COMPUTE, Timeline, links_of, predict_timeline
+from sbp.planner.timing import Timeline, links_of, predict_timeline
 from sbp.planner.trace import save_trace
 from sbp.rule import Signature
 
@@ -151,8 +151,12 @@ class Plan:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When every operation of `physical` is predicted to run; mesh axes on one link tier share it."""
-        return predict_timeline(self.physical, links_of(self.mesh, self.cluster))
+        """When every operation of `physical` is predicted to run.
+
+        Mesh axes on one link tier share it, and kernels are slower while data moves (`Device.overlap_slowdown`).
+        """
+        slowdown = self.cluster.device.overlap_slowdown
+        return predict_timeline(self.physical, links_of(self.mesh, self.cluster), slowdown)
 
     @cached_property
     def memory_profile(self) -> MemoryProfile:
@@ -187,7 +191,7 @@ class Plan:
                 flops += operation.flops
         timeline = self.timeline
         return Cost(
-            timeline.busy_seconds(COMPUTE),
+            timeline.compute_seconds,
             by_axis,
             timeline.step_seconds,
             timeline.exposed_seconds,
