@@ -155,8 +155,48 @@ def masked_attention_backward(xp, grad, q, k, v, out, logsumexp, mask, *, causal
     return _backward(grad, q, k, v, out, logsumexp, mask, causal, scale, offset)
 
 
+def attention_peak(xp, q, k, *mask, causal=False, scale=None, offset=0):
+    q, k = widen(q), widen(k)
+    if k.shape[2] == 0 or not q.numel():
+        return q.new_full(q.shape[:3], -math.inf)
+    scores = _scores(q, k, *(mask or (None,)), causal, _scale(scale, q.shape[-1]), offset)
+    return scores.amax(dim=-1).reshape(q.shape[:3])
+
+
+def _weights(q: Tensor, k: Tensor, peak: Tensor, mask: tuple, causal: bool, scale: float | None, offset: int) -> Tensor:
+    """exp(score - peak), (b, kv, g * s, t)."""
+    b, heads, s, d = q.shape
+    kv, t = k.shape[1], k.shape[2]
+    group = heads // kv if kv else 0
+    top = peak.reshape(b, kv, group, s, 1)
+    scores = _scores(q, k, *(mask or (None,)), causal, _scale(scale, d), offset)
+    return torch.exp(scores - torch.where(torch.isfinite(top), top, 0)).reshape(b, kv, group * s, t)
+
+
+def attention_sums(xp, q, k, v, peak, *mask, causal=False, scale=None, offset=0):
+    q, k, v = widen(q), widen(k), widen(v)
+    weights = _weights(q, k, peak, mask, causal, scale, offset)
+    return torch.matmul(weights, v).reshape(*q.shape[:3], v.shape[3]), weights.sum(dim=-1).reshape(q.shape[:3])
+
+
+def attention_sums_backward(xp, weighted, total, q, k, v, peak, *mask, causal=False, scale=None, offset=0):
+    types = q.dtype, k.dtype, v.dtype
+    weighted, q, k, v = widen(weighted), widen(q), widen(k), widen(v)
+    kv = k.shape[1]
+    weights = _weights(q, k, peak, mask, causal, scale, offset)
+    grouped, sums = _grouped(weighted, kv), _grouped(widen(total)[..., None], kv)
+    scores = weights * (torch.matmul(grouped, v.transpose(-1, -2)) + sums) * _scale(scale, q.shape[-1])
+    dq = torch.matmul(scores, k).reshape(q.shape)
+    dk = torch.matmul(scores.transpose(-1, -2), _grouped(q, kv))
+    dv = torch.matmul(weights.transpose(-1, -2), grouped)
+    return tuple(one.to(dtype) for one, dtype in zip((dq, dk, dv), types))
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (attention, masked_attention, attention_backward, masked_attention_backward)
-}
+    for function in (
+        attention, masked_attention, attention_backward, masked_attention_backward,
+        attention_peak, attention_sums, attention_sums_backward,
+    )
+}  # fmt: skip
 """Operator name -> kernel."""

@@ -1,8 +1,10 @@
 """Fused scaled dot-product attention with grouped queries, without storing the scores.
 
 Backward recomputes the probabilities from the logarithm of the sum of exponentials that forward gives besides the
-output, as FlashAttention does (Dao et al. 2022, arXiv:2205.14135). So queries may be split in both directions, and keys
-and values in backward, where every rank then holds a part of the queries' gradient.
+output, as FlashAttention does (Dao et al. 2022, arXiv:2205.14135). So queries may be split in both directions, and
+keys and values in backward, where every rank then holds a part of the queries' gradient. Where keys and values are
+split like the queries, ranks pass them on (a ring), under a causal mask only to the later ones; where only they are
+split, it takes the composite `key_split_attention` (see `sbp.ops.key_split`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 from typing import Any
 
 from sbp.errors import GraphError
+from sbp.layout import Shard
 from sbp.operator import operator
 from sbp.ops.precision import wide_dtype, widen
 
@@ -102,7 +105,7 @@ def _query_types(q: Any, *_: Any, **__: Any) -> tuple[str, str]:
 
 
 @operator(
-    "b (kv g) s d^, b kv t^ d^, b kv t^ e^ -> b (kv g) s e^, b (kv g) s",
+    "b (kv g) s d^, b kv t~s d^, b kv t~s e^ -> b (kv g) s e^, b (kv g) s",
     linear="v -> out",
     outputs=("out", "logsumexp"),
     dtype=_query_types,
@@ -115,6 +118,30 @@ def attention(xp, q, k, v, *, causal=False, scale=None, offset=0):
     exponentials of each query's scores, for the backward pass; a query that may look nowhere gives 0 and -inf.
     """
     return _forward(xp, q, k, v, None, causal, scale, offset)
+
+
+def _read_keys(attributes: Any, inputs: tuple[Shard, ...], outputs: tuple[Shard, ...]) -> tuple[Shard, ...]:
+    """The keys and values from the first to the last that the queries of a rank may look at."""
+    q, k, v, *masks = inputs
+    stop = k.global_shape[2]
+    if k.shape[2] == stop:
+        return inputs
+    if attributes["causal"]:
+        stop = min(stop, max(0, q.offset[2] + q.shape[2] + attributes["offset"]))
+    if 0 in outputs[0].shape:
+        stop = 0
+    k, v = (_along(shard, 2, stop) for shard in (k, v))
+    return q, k, v, *(_along(mask, 3, stop) if mask.global_shape[3] > 1 else mask for mask in masks)
+
+
+def _along(shard: Shard, dimension: int, stop: int) -> Shard:
+    """The box from the start of a dimension to `stop`."""
+    offset, shape = list(shard.offset), list(shard.shape)
+    offset[dimension], shape[dimension] = 0, stop
+    return Shard(shard.global_shape, tuple(offset), tuple(shape))
+
+
+attention.reads(_read_keys)
 
 
 @attention.localize
@@ -166,13 +193,16 @@ def _mask_term(shape: tuple[int, ...]) -> str:
 
 
 def _masked_rule(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], mask: tuple[int, ...], **_: Any) -> str:
-    return f"b (kv g) s d^, b kv t^ d^, b kv t e^, {_mask_term(mask)} -> b (kv g) s e^, b (kv g) s"
+    return f"b (kv g) s d^, b kv t~s d^, b kv t~s e^, {_mask_term(mask)} -> b (kv g) s e^, b (kv g) s"
 
 
 @operator(_masked_rule, linear="v -> out", outputs=("out", "logsumexp"), dtype=_query_types)
 def masked_attention(xp, q, k, v, mask, *, causal=False, scale=None, offset=0):
     """`attention` where a query looks only where the boolean mask (b or 1, h or 1, s or 1, t or 1) is true."""
     return _forward(xp, q, k, v, mask, causal, scale, offset)
+
+
+masked_attention.reads(_read_keys)
 
 
 @masked_attention.localize
@@ -213,6 +243,7 @@ masked_attention_backward.workspace = attention_backward.workspace
 
 attention.case("f32[1,4,1,2]", "f32[1,2,5,2]", "f32[1,2,5,3]")
 attention.case("f32[1,2,4,2]", "f32[1,2,4,2]", "f32[1,2,4,2]", causal=True)
+attention.case("f32[1,1,5,1]", "f32[1,1,8,1]", "f32[1,1,8,1]", causal=True, offset=3)
 attention.case("f32[2,3,5,2]", "f32[2,1,5,2]", "f32[2,1,5,1]", causal=True, scale=0.5)
 attention.case("f32[1,2,3,2]", "f32[1,2,5,2]", "f32[1,2,5,2]", causal=True, offset=2)
 # Backward has so many inputs that each case is long in a few dimensions only.

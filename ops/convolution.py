@@ -261,6 +261,6 @@ for _x, _w, _y, _where in (
     convolution.case(_x, _w, **_where)
     convolution_input_gradient.case(_y, _w, shape=tuple(map(int, _x[4:-1].split(","))), **_where)
     convolution_weight_gradient.case(_y, _x, shape=tuple(map(int, _w[4:-1].split(","))), **_where)
-for _op in (convolution, convolution_input_gradient):
-    _op.reasons.update({"B, B -> S([2-9])": SLICED, "S([2-9]), B -> P": SUMMED})
-convolution_weight_gradient.reasons.update({"B, S([2-9]) -> P": SUMMED, "S([2-9]), B -> P": SUMMED})
+convolution.reasons["S([2-9]), B -> P"] = SUMMED
+convolution_input_gradient.reasons.update({"B, B -> S([2-9])": SLICED, "S([2-9]), B -> P": SUMMED})
+convolution_weight_gradient.reasons["B, S([2-9]) -> P"] = SUMMED

@@ -185,6 +185,12 @@ from sbp.ops.interaction import (
     lower_triangle,
     lower_triangle_backward,
 )
+from sbp.ops.key_split import (
+    attention_peak,
+    attention_sums,
+    attention_sums_backward,
+    key_split_attention,
+)
 from sbp.ops.layerwise import (
     adafactor_update,
     adam_direction,
@@ -355,6 +361,9 @@ __all__ = [
     "atanh",
     "attention",
     "attention_backward",
+    "attention_peak",
+    "attention_sums",
+    "attention_sums_backward",
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool2d_backward",
@@ -445,6 +454,7 @@ __all__ = [
     "isfinite",
     "isinf",
     "isnan",
+    "key_split_attention",
     "kl_div",
     "l1_loss",
     "lamb_update",

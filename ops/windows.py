@@ -143,7 +143,7 @@ class Windows:
         whole = [tiled or (cells.shape[at] == size and n == made) for at, size, n, made, tiled in zip(
             range(-count, 0), self.size, windows.shape[-count:], self.counts, self.tiles)]  # fmt: skip
         return tuple(
-            own if keep else (pair[0] if pair[0] == pair[1] else pair)
+            own if keep else (pair[0] if pair[0] == pair[1] >= 0 else pair)
             for keep, own, pair in zip(whole, self.written_padding, sides)
         )
 

@@ -10,7 +10,7 @@ A rule names the dimensions of every operand, `"*b m k+, *b k+ n -> *b m n"`:
 ``...``    the same, for elementwise operators
 ``(h d)``  a compound dimension, major factor first; only the major factor splits
 ``h~p``    splits along with ``p``, in chunks of its own size: ranks then fetch from their neighbours what the
-           operator `reads` beyond their shards
+           operator `reads` beyond their shards; in inputs it may also stay whole
 ``1``      a dimension of size one
 =========  ==========================================================================================
 
@@ -207,14 +207,16 @@ class BoundRule:
         return signature in _signature_set(self, tuple(mesh_shape))
 
     def local_sizes(self, signature: Signature, mesh_shape: Sequence[int]) -> dict[str, int]:
-        """Sizes of the named dimensions on the first (largest) rank, as `sizes` holds them for the global shapes."""
+        """Sizes of the named dimensions on the first (largest) rank, as `sizes` holds them for the global shapes.
+
+        A dimension that follows another keeps its size, as the operator may read more of it than a shard.
+        """
         sizes = {factor.name: factor.size for factor in self.factors}
         for axis, parts in enumerate(mesh_shape):
             number = self._split_factor(signature, axis, sizes)
             if number is not None:
                 name = self.factors[number].name
-                for other in (name, *(factor.name for factor in self.factors if factor.follows == name)):
-                    sizes[other] = -(-sizes[other] // parts)
+                sizes[name] = -(-sizes[name] // parts)
         return _with_products(sizes)
 
     def _split_factor(self, signature: Signature, axis: int, sizes: Mapping[str, int]) -> int | None:
@@ -393,8 +395,8 @@ def _agree(
         )
 
 
-# One mesh axis' choice: the SBP of every input and output, and the number of the factor it splits (None for none).
-_Choice = tuple[tuple[SBP, ...], tuple[SBP, ...], int | None]
+# One mesh axis' choice: the SBP of every input and output, and the numbers of the factors it splits.
+_Choice = tuple[tuple[SBP, ...], tuple[SBP, ...], tuple[int, ...]]
 
 
 # The different sizes that each factor has on some rank, largest first: uneven splits leave several.
@@ -404,7 +406,7 @@ _Sizes = tuple[tuple[int, ...], ...]
 def _axis_choices(rule: BoundRule, sizes: _Sizes, parts: int, least_fill: float) -> Iterator[_Choice]:
     """What one mesh axis of `parts` ranks can do, given what the axes to its left have left of each factor."""
     whole = Broadcast()
-    yield (whole,) * len(rule.inputs), (whole,) * len(rule.outputs), None
+    yield (whole,) * len(rule.inputs), (whole,) * len(rule.outputs), ()
     if parts == 1:
         return  # every choice would mean the same
     for number, factor in enumerate(rule.factors):
@@ -423,13 +425,17 @@ def _axis_choices(rule: BoundRule, sizes: _Sizes, parts: int, least_fill: float)
         inputs = tuple(whole if position is None else Split(position) for position in found[: len(rule.inputs)])
         lost = whole if factor.reduce is None else Partial(factor.reduce)
         outputs = tuple(lost if position is None else Split(position) for position in found[len(rule.inputs) :])
-        yield inputs, outputs, number
+        yield inputs, outputs, (number, *followers)
+        led = [any(n in dimension for dimension in operand for n in followers) for operand in rule.inputs]
+        if any(led) and not any(n in dimension for operand in rule.outputs for dimension in operand for n in followers):
+            alone = [_position(operand, number, sizes, parts) for operand in rule.inputs]
+            yield tuple(whole if at is None else Split(at) for at in alone), outputs, (number,)
     for passing in rule.passing:
         before, after = Partial(passing.before), Partial(passing.after)
         yield (
             tuple(before if index in passing.inputs else whole for index in range(len(rule.inputs))),
             tuple(after if index in passing.outputs else whole for index in range(len(rule.outputs))),
-            None,
+            (),
         )
 
 
@@ -475,12 +481,7 @@ def _signatures(rule: BoundRule, mesh_shape: tuple[int, ...], least_fill: float)
             return
         parts = mesh_shape[axis]
         for choice in _axis_choices(rule, sizes, parts, least_fill):
-            number = choice[2]
-            name = None if number is None else rule.factors[number].name
-            left = tuple(
-                _chunk_sizes(found, parts) if name is not None and name in (factor.name, factor.follows) else found
-                for found, factor in zip(sizes, rule.factors)
-            )
+            left = tuple(_chunk_sizes(s, parts) if n in choice[2] else s for n, s in enumerate(sizes))
             extend(axis + 1, left, (*chosen, choice))
 
     extend(0, tuple((factor.size,) for factor in rule.factors), ())

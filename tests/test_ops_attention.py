@@ -2,12 +2,20 @@
 
 import numpy
 import pytest
+from hand_plans import physical
 from operator_programs import Program, check_against_torch, close
 
+from sbp.autodiff import backward
 from sbp.errors import GraphError, RuleError
+from sbp.graph import Initial
+from sbp.layout import Partial
 from sbp.mesh import Mesh
 from sbp.operator import Case, TensorType, parse_type
 from sbp.ops import library as ops
+from sbp.planner.auto_parallel import auto_parallel
+from sbp.planner.cluster import Cluster
+from sbp.runtime.verify import verify
+from sbp.trace import GraphBuilder
 from sbp.trial import Trial
 
 torch = pytest.importorskip("torch")
@@ -120,11 +128,93 @@ def test_sequence_and_heads_and_parts_are_offered():
     kinds = [parse_type("f32[2,4,6,2]")] * 3
     forward = {str(s) for s in ops.attention.bind(kinds, {}).signatures((2,))}
     assert "(S(2)), (B), (B) -> (S(2)), (S(2))" in forward
+    assert "(S(2)), (S(2)), (S(2)) -> (S(2)), (S(2))" in forward, "a ring"
     assert "(S(1)), (S(1)), (S(1)) -> (S(1)), (S(1))" in forward
     given = [kinds[0], *kinds, kinds[0], parse_type("f32[2,4,6]")]
     backward = {str(s) for s in ops.attention_backward.bind(given, {}).signatures((2,))}
     assert "(S(2)), (S(2)), (B), (B), (S(2)), (S(2)) -> (S(2)), (P), (P)" in backward
     assert "(B), (B), (S(2)), (S(2)), (B), (B) -> (P), (S(2)), (S(2))" in backward
+
+
+def formula(mask, causal, offset):
+    """Output and logarithm of the sum of exponentials; 0 and -inf where a query may look nowhere."""
+
+    def run(q, k, v):
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        allowed = allowed.tril(offset) if causal else allowed
+        allowed = allowed if mask is None else allowed & torch.from_numpy(mask)
+        seen = allowed.any(-1, keepdim=True)
+        weights = torch.where(seen, torch.softmax(scores.masked_fill(~allowed & seen, -torch.inf), -1), 0.0)
+        sums = torch.logsumexp(scores.masked_fill(~allowed & seen, -torch.inf), -1)
+        return weights @ v, torch.where(seen[..., 0], sums, torch.zeros(()))
+
+    return run
+
+
+KEY_SPLIT = [
+    ((2, 4, 5, 6), (2, 2, 5), 3, True, 0),
+    ((1, 3, 1, 2), (1, 1, 9), 2, False, 0),
+    ((1, 2, 3, 4), (1, 2, 7), 4, True, 4),
+    ((1, 2, 3, 4), (1, 2, 5), 2, True, -1),
+]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("q, kv, e, causal, offset", KEY_SPLIT)
+def test_key_split_attention(q, kv, e, causal, offset, masked):
+    """Outputs, statistics and all gradients, queries that may look nowhere (offset -1) included."""
+    arrays = draw(q, (*kv, q[-1]), (*kv, e))
+    mask = numpy.random.default_rng(4).random((1, 1, q[2], kv[2])) < 0.7 if masked else None
+
+    def run(q, k, v, *mask):
+        return ops.key_split_attention(q, k, v, *mask, causal=causal, offset=offset)
+
+    reference = formula(mask, causal, offset)
+    given = arrays if mask is None else [*arrays, mask]
+    check_against_torch(lambda *xs: run(*xs)[0], lambda q, k, v, *_: reference(q, k, v)[0], *given)
+    if offset >= 0 and mask is None:  # every query looks somewhere, so that no statistic is infinite
+        check_against_torch(run, reference, *arrays)
+
+
+def key_split_program(s, t, heads=4, kv=2, width=4):
+    builder = GraphBuilder("cache")
+    normal = Initial("normal", (0.0, 1.0))
+    shapes = (1, heads, s, width), (1, kv, t, width), (1, kv, t, width)
+    sources = [builder.source(n, TensorType(shape, "f32"), "input", normal) for n, shape in zip("qkv", shapes)]
+    with builder:
+        out, _ = ops.key_split_attention(*sources, causal=True, offset=t - s)
+        loss = ops.mean(ops.square(out))
+    return builder, sources, loss
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
+def test_split_keys_forward_and_backward(mesh):
+    """Seven keys over the ranks, maxima and sums reduced by boxing: outputs and gradients of the unsharded program."""
+    builder, sources, loss = key_split_program(3, 7)
+    graph = builder.finish([loss, *backward(builder, loss, sources).values()])
+
+    def choose(name, found):
+        keys = [s for s in found if name.startswith("attention") and len(s.inputs) > 1 and by_keys(s)]
+        return keys[0] if keys else found[0]
+
+    def by_keys(signature):
+        position = 3 if len(signature.inputs) == 6 else 1
+        return all(str(sbp) == "S(2)" for sbp in signature.inputs[position])
+
+    plan = physical(graph, Mesh(mesh), choose, lambda _, found: found[0])
+    reduced = {sbp.reduce for r in plan.registers for sbp in r.layout if isinstance(sbp, Partial)}
+    assert reduced == {"sum", "max"}
+    verify(graph, plan).raise_if_wrong()
+
+
+def test_the_planner_splits_a_long_cache_along_its_keys():
+    """One query, one head, a million keys that are stored whole nowhere: only their split spares the work."""
+    builder, _, loss = key_split_program(1, 1 << 20, heads=1, kv=1, width=128)
+    plan = auto_parallel(builder.finish([loss]), Cluster.preset("a100-80g", 1, 4), mesh=(4,), time_limit=20)
+    layouts = {r.value: str(r.layout) for r in plan.physical.registers if r.value in ("k", "v")}
+    assert layouts == {"k": "(S(2))", "v": "(S(2))"}
 
 
 def test_causal_flop_of_the_busiest_rank():
