@@ -259,6 +259,37 @@ def test_r103_the_status_does_not_depend_on_the_number_of_workers(seed):
     assert tight[0].status is tight[1].status and tight[0].objective == tight[1].objective
 
 
+@pytest.mark.parametrize("nodes", [5, 40])
+def test_r103_without_time_nothing_is_called_infeasible(nodes):
+    """Forbidden strategies that no reduction had the time to remove once summed up beyond 64 bits: a false proof."""
+    from sbp.planner.problem import FORBIDDEN_INTEGER
+    from sbp.planner.solver.core import reduced
+    from sbp.planner.solver.reducer import FORBIDDEN_COST
+    from sbp.planner.solver.scale import scaled
+
+    rng = RNG(7)
+    builder = ProblemBuilder("no time")
+    for _ in range(nodes):
+        costs = rng.integers(1, 1000, 5)
+        costs[3:] = FORBIDDEN_INTEGER
+        node = builder.add_node(costs)
+        builder.add_usage(node, 0, 1, rng.integers(1, 5, 5))
+    for first in range(nodes):
+        for second in range(first + 1, min(first + 4, nodes)):
+            builder.add_edge(first, second, rng.integers(0, 1000, (5, 5)))
+    problem = builder.build(3 * nodes)
+    core = reduced(scaled(problem), out_of_time=lambda: True).core
+    forbidden = core.costs.copy()
+    last = core.node_offsets[1:] - 1
+    forbidden[last] = FORBIDDEN_COST  # as a reduction leaves behind what it has ruled out
+    worst = dataclasses.replace(core, costs=forbidden).worst_cost()
+    allowed = [int(costs[:-1].max()) for costs in numpy.split(core.costs, core.node_offsets[1:-1])]
+    tables = numpy.split(core.table_values, core.table_offsets[1:-1])
+    assert worst == core.constant + sum(allowed) + sum(int(table.max()) for table in tables)
+    for seconds in (1e-9, 1e-3, 0.02, 5.0):
+        assert solve(problem, Limits(seconds, 1)).status is not Status.INFEASIBLE
+
+
 def test_r104_a_limit_that_is_too_short_still_gives_a_bounded_choice():
     """200 nodes in 0.05 s: a choice no worse than the greedy one, with a bound and the gap between them."""
     rng = RNG(4)

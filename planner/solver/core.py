@@ -67,10 +67,14 @@ class Core:
         return np.cumsum(change)[:-1]
 
     def worst_cost(self) -> int:
-        """No allowed choice costs more (constant included)."""
+        """No allowed choice costs more (constant included).
+
+        Reductions that ran out of time leave forbidden strategies behind; their costs, added up, would leave 64 bits.
+        """
         if not self.node_count:
             return self.constant
-        total = int(np.maximum.reduceat(self.costs, self.node_offsets[:-1]).sum()) + self.constant
+        costs = np.where(self.costs < FORBIDDEN_COST // 2, self.costs, 0)
+        total = int(np.maximum.reduceat(costs, self.node_offsets[:-1]).sum()) + self.constant
         if len(self.edge_nodes):
             allowed = np.where(self.table_values < FORBIDDEN_COST // 2, self.table_values, 0)
             total += int(np.maximum.reduceat(allowed, self.table_offsets[:-1]).sum())
