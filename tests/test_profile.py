@@ -262,6 +262,8 @@ def test_command_errors(capsys, tmp_path):
     assert run(["profile", "--comm", "mpi", "--ranks", "2"]) == 2
     assert "start as many processes" in capsys.readouterr().err
     assert run(["profile", "--comm", "nccl"]) == 2
+    assert run(["profile", "--out", str(tmp_path / "none" / "here.yaml")]) == 2
+    assert "cannot write the cluster file" in capsys.readouterr().err
     with pytest.raises(ClusterError, match="at least 1"):
         profile(0)
 

@@ -20,6 +20,26 @@ def print_json(data: Any) -> None:
     sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
 
 
+def check_writable(out: str, what: str) -> None:
+    """Before minutes of work, not after them.
+
+    Raises
+    ------
+    PlanError
+        There is no such folder, or no permission.
+    """
+    import os
+    from pathlib import Path
+
+    from sbp.errors import PlanError
+
+    folder = Path(out).parent
+    if not folder.is_dir():
+        raise PlanError(f"cannot write {what} {out}: there is no folder {folder}; make it first.")
+    if not os.access(out if Path(out).exists() else folder, os.W_OK):
+        raise PlanError(f"cannot write {what} {out}: no permission to write it.")
+
+
 def tables(as_json: bool) -> Console:
     """The console for result tables: stdout, unless that carries JSON."""
     return console_on(sys.stderr if as_json else sys.stdout)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from sbp.cli import options
-from sbp.cli.output import print_json, progress, tables
+from sbp.cli.output import check_writable, print_json, progress, tables
 
 
 @click.command("plan")
@@ -43,7 +43,7 @@ def plan(
         raise click.UsageError("--offsets goes into the plan's file; give --out FILE too.")
     arguments = options.planning_arguments(**given)
     if out is not None:
-        _check_writable(out)
+        check_writable(out, "the plan file")
     start = None if hint is None else Plan.load(hint)
     with progress(quiet) as say:
         found = auto_parallel(
@@ -63,17 +63,3 @@ def plan(
         from sbp.report.summary import to_json
 
         print_json(to_json(found))
-
-
-def _check_writable(out: str) -> None:
-    """Before a minute of planning, not after it."""
-    import os
-    from pathlib import Path
-
-    from sbp.errors import PlanError
-
-    folder = Path(out).parent
-    if not folder.is_dir():
-        raise PlanError(f"cannot write the plan file {out}: there is no folder {folder}; make it first.")
-    if not os.access(out if Path(out).exists() else folder, os.W_OK):
-        raise PlanError(f"cannot write the plan file {out}: no permission to write it.")

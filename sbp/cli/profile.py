@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sbp.cli import options
-from sbp.cli.output import print_json, progress, say, tables
+from sbp.cli.output import check_writable, print_json, progress, say, tables
 
 if TYPE_CHECKING:
     from sbp.runtime.profiling import Profile
@@ -21,7 +21,7 @@ _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 @click.command("profile")
 @click.option("--out", type=click.Path(), metavar="FILE.YAML", help="Cluster file to write; default stdout.")
 @click.option("--ranks", type=click.IntRange(min=1, max=1024),
-              help="Ranks in this process, default 4; under mpirun or torchrun theirs count.")  # fmt: skip
+              help="Ranks in this process, default 4, on a GPU 1; under mpirun or torchrun theirs count.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["numpy", "cupy"]), default="numpy", show_default=True,
               help="Where arrays live: this machine's memory, or the GPU's (extra cuda).")  # fmt: skip
 @click.option("--comm", type=click.Choice(["inprocess", "mpi", "nccl"]),
@@ -45,18 +45,20 @@ def profile(
     mpirun -n 4 sbp profile --out here.yaml
     torchrun --nproc-per-node 8 --no-python sbp profile --backend cupy --out node.yaml
     """
-    from sbp.cli.run import _communicator, _speaks
+    from sbp.cli.run import communicator_for, speaks_for_all
     from sbp.runtime.profiling import profile as measure
 
     chosen = comm or _started_under(backend)
     if chosen != "inprocess" and ranks is not None:
         raise click.UsageError(f"--ranks counts ranks in this process; with --comm {chosen} start as many processes.")
-    made, communicator = _communicator(backend, chosen)
-    speaks = _speaks(communicator)
+    if out is not None:
+        check_writable(out, "the cluster file")
+    if ranks is None:
+        ranks = 4 if backend == "numpy" else 1
+    made, communicator = communicator_for(backend, chosen, quiet)
+    speaks = speaks_for_all(communicator)
     with progress(quiet or not speaks) as shown:
-        found = measure(
-            4 if ranks is None else ranks, backend=made, communicator=communicator, quick=quick, name=name, say=shown
-        )
+        found = measure(ranks, backend=made, communicator=communicator, quick=quick, name=name, say=shown)
     if communicator is not None:
         communicator.close()
     if not speaks:

@@ -69,8 +69,8 @@ def run(
         raise click.UsageError("--save-every says how often to save; give --save FOLDER too.")
     plan = Plan.load(plan_file)
     begin = resumed(plan, resume, text, seed)
-    made, communicator = _communicator(backend, comm, quiet)
-    speaks = _speaks(communicator)
+    made, communicator = communicator_for(backend, comm, quiet)
+    speaks = speaks_for_all(communicator)
     floating = "f64" if double else None
     # Read now: the run may save over what it resumes from.
     state = begin.checkpoint.arrays() if compare and speaks and begin.checkpoint is not None else None
@@ -105,8 +105,8 @@ def run(
         context.exit(DIFFERENT)
 
 
-def _communicator(backend: str, comm: str, quiet: bool) -> tuple[Backend | None, Communicator | None]:
-    """None stands for the default."""
+def communicator_for(backend: str, comm: str, quiet: bool) -> tuple[Backend | None, Communicator | None]:
+    """The backend and communicator that a command's options name; None stands for the default."""
     if comm == "nccl" and backend != "cupy":
         raise click.UsageError("--comm nccl moves GPU arrays; give --backend cupy too.")
     if comm == "mpi" and backend != "numpy":
@@ -131,7 +131,7 @@ def _communicator(backend: str, comm: str, quiet: bool) -> tuple[Backend | None,
     return made, communicator
 
 
-def _speaks(communicator: Communicator | None) -> bool:
+def speaks_for_all(communicator: Communicator | None) -> bool:
     """Of several processes one prints."""
     return communicator is None or 0 in communicator.ranks
 
