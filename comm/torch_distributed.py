@@ -81,8 +81,9 @@ class TorchCommunicator:
         self._reduce = {
             "sum": self._dist.ReduceOp.SUM, "max": self._dist.ReduceOp.MAX, "min": self._dist.ReduceOp.MIN
         }  # fmt: skip
-        # The public name changed in torch 2.13; the operator below it did not.
+        # The public names changed in torch 2.13; the operators below them did not.
         self._reduce_scatter = getattr(self._dist, "reduce_scatter_single", None) or self._dist.reduce_scatter_tensor
+        self._all_gather = getattr(self._dist, "all_gather_single", None) or self._dist.all_gather_into_tensor
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -119,7 +120,7 @@ class TorchCommunicator:
 
         if not out.numel():
             return {self._rank: finish()}
-        work = self._dist.all_gather_into_tensor(out, sent, group=group, async_op=True)
+        work = self._all_gather(out, sent, group=group, async_op=True)
         return self._result(work, finish, sent)
 
     def reduce_scatter(

@@ -270,10 +270,11 @@ class Plan:
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    def to_json(self, offsets: bool = False) -> dict[str, Any]:
+    def to_json(self, offsets: bool = False, placements: bool = False) -> dict[str, Any]:
         """Plain data of schema `SCHEMA`; the same plan gives the same data.
 
-        With `offsets` it also says where every register lies in a rank's arena (see `arena_json`).
+        With `offsets` it also says where every register lies in a rank's arena (see `arena_json`), with `placements`
+        in DTensor's words how parameters and what enters and leaves modules lie (see `placements`).
         """
         nodes = {node.name: self.decisions.signatures[node.name] for node in self.graph.nodes}
         return {
@@ -306,6 +307,7 @@ class Plan:
             "kept": {name: str(layout) for name, layout in self.decisions.kept.items()},
             "graph": self.graph.to_json(),
             **({"arena": self.arena_json()} if offsets else {}),
+            **({"placements": self.placements()} if placements else {}),
         }
 
     def arena_json(self) -> dict[str, Any]:
@@ -336,6 +338,12 @@ class Plan:
                 for at, offset in arena.workspace_offsets.items()
             ],
         }
+
+    def placements(self) -> dict[str, Any]:
+        """DTensor placements of parameters, inputs, outputs and modules; schema in `sbp.planner.placements`."""
+        from sbp.planner.placements import placements_of
+
+        return placements_of(self)
 
     def save(self, path: str | Path, offsets: bool = False) -> None:
         """Write the plan file (JSON), with `offsets` the arena's too; the same plan gives the same bytes."""

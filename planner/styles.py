@@ -72,6 +72,34 @@ class FullyShardedDataParallel(DataParallel):
         return value not in facts.weights and sbp.axis == 0
 
 
+class ShardedOptimizer(DataParallel):
+    """Batch split, parameters everywhere; gradients and optimizer state split, next parameters gathered (ZeRO-1, 2)."""
+
+    def source(self, facts: Facts, value: str, sbp: SBP, parts: int) -> bool:
+        if facts.graph.values[value].kind == "optimizer":
+            return isinstance(sbp, Split) or max(facts.graph.values[value].shape, default=0) < parts
+        return super().source(facts, value, sbp, parts)
+
+    def operand(self, facts: Facts, node: Node, value: str, sbp: SBP) -> bool:
+        return node.phase == "optimizer" or super().operand(facts, node, value, sbp)
+
+
+class ContextParallel:
+    """Sequence split in all activations, parameters and optimizer state everywhere (ring or all-gather attention)."""
+
+    def source(self, facts: Facts, value: str, sbp: SBP, parts: int) -> bool:
+        shape = facts.graph.values[value].shape
+        if facts.graph.values[value].kind in STATE_KINDS or len(shape) < 2 or shape[1] != facts.length:
+            return isinstance(sbp, Broadcast)
+        return sbp == Split(1) or shape[1] < parts
+
+    def operand(self, facts: Facts, node: Node, value: str, sbp: SBP) -> bool:
+        if not isinstance(sbp, Split):
+            return True
+        shape = facts.graph.values[value].shape
+        return node.phase != "optimizer" and value not in facts.weights and shape[sbp.axis] == facts.length
+
+
 @dataclass(frozen=True)
 class TensorParallel:
     """Weights split by column, row and vocabulary as in Megatron-LM; the batch is not split.
@@ -102,7 +130,7 @@ class TensorParallel:
         return self.sequence or not (len(shape) == 3 and sbp.axis == 1 and shape[1] == facts.length)
 
 
-Style = DataParallel | FullyShardedDataParallel | TensorParallel
+Style = DataParallel | ShardedOptimizer | FullyShardedDataParallel | TensorParallel | ContextParallel
 
 
 class Styles:

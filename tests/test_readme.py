@@ -1,5 +1,6 @@
 """The README's commands and programs run as they stand there, or in a smaller size that a comment beside them gives."""
 
+import importlib.util
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from torch_launch import torchrun
 
 from sbp.cli.main import COMMANDS, run
 
@@ -25,6 +27,7 @@ class Block:
     instead: tuple[str, ...]
     not_run: str
     file: str
+    processes: int
 
     @property
     def commands(self):
@@ -42,7 +45,8 @@ def blocks():
                 instead = tuple(c.partition(": ")[2] for c in comments if c.startswith("run instead: "))
                 not_run = next((c.partition(": ")[2] for c in comments if c.startswith("not run: ")), "")
                 file = next((c.partition(": ")[2] for c in comments if c.startswith("file: ")), "")
-                found.append(Block(inside[0], inside[1], "\n".join(inside[2]), instead, not_run, file))
+                processes = next((int(c.partition(": ")[2]) for c in comments if c.startswith("processes: ")), 1)
+                found.append(Block(inside[0], inside[1], "\n".join(inside[2]), instead, not_run, file, processes))
                 inside, comments = None, []
             else:
                 inside[2].append(line)
@@ -99,7 +103,9 @@ def test_commands_in_order(tmp_path, monkeypatch, capsys):
             continue
         commands = [shlex.split(text) for text in block.instead] or block.commands
         for words in commands:
-            if "--html" in words and not _plotly():
+            if "--html" in words and not _installed("plotly"):
+                continue
+            if ("--torch" in words or "torch-plan.json" in words) and not _installed("torch"):
                 continue
             code = run(words[1:])
             output = capsys.readouterr()
@@ -110,12 +116,8 @@ def test_commands_in_order(tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "solution.json").read_text()) == [0, 1]
 
 
-def _plotly():
-    try:
-        import plotly  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
+def _installed(name):
+    return importlib.util.find_spec(name) is not None
 
 
 # What the text around a program says of it, or would be a poor example without.
@@ -135,9 +137,29 @@ def test_the_first_program_is_one_that_splits():
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: f"line{block.line}")
 def test_programs(block, tmp_path):
+    if "import torch" in block.text:
+        pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'sbp[torch]')")
+    if block.processes > 1:
+        pytest.skip("runs in several processes, in the test below")
     besides = "".join(more for words, more in BESIDES.items() if words in block.text)
     (tmp_path / "program.py").write_text(f"{block.text}\n{besides}", encoding="utf-8")
     result = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if b.processes > 1], ids=lambda block: block.file)
+def test_programs_of_several_processes(block, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'sbp[torch]')")
+    monkeypatch.chdir(tmp_path)
+    for other in BLOCKS:
+        if other.file:
+            (tmp_path / other.file).write_text(other.text, encoding="utf-8")
+    for words in (words for other in SHELL if not other.not_run for words in other.commands if "--torch" in words):
+        assert run(words[1:]) == 0
+    lines = torchrun(block.processes, tmp_path / block.file).splitlines()
+    losses = [float(line.split()[1]) for line in lines if re.fullmatch(r"\d+ [\d.]+", line)]
+    assert len(losses) == 10 and all(5 < loss < 7 for loss in losses)
+    assert "mesh(x=2, y=2) in PyTorch" in lines[0]
+    assert sum(int(number) for number in re.findall(r"(\d+) called", "\n".join(lines))) > 20

@@ -27,6 +27,7 @@ COMMANDS = {
     "predict": ("sbp.cli.predict", "predict", "Predict time and memory of a given training configuration."),
     "validate": ("sbp.cli.validate", "validate", "Hold predictions against published runs."),
     "simulate": ("sbp.cli.simulate", "simulate", "Simulate a step of a plan or pipeline, event by event."),
+    "export": ("sbp.cli.export", "export", "Write a plan for PyTorch, Megatron-LM or TorchTitan."),
     "models": ("sbp.cli.models", "models", "List the model presets, or the values of one."),
     "clusters": ("sbp.cli.clusters", "clusters", "List the cluster presets, or show one as a file to edit."),
     "profile": ("sbp.cli.profile", "profile", "Measure this machine and write it as a cluster file."),
