@@ -132,6 +132,36 @@ def test_r155_r158_a_printed_plan_says_where_things_lie_and_what_moves(saved, ca
     assert moved and all(size > 0 for size in moved.values())
 
 
+def test_r155_every_field_of_a_plan_file_is_documented(tmp_path):
+    """The list has what a file has, no less and no more."""
+    from sbp.planner.plan_fields import FIELDS, describe
+
+    by_name, plain = {"pins", "sources", "signatures", "outputs", "kept"}, {"graph.updates", "model.optimizer"}
+    plain |= {"cluster", "model.config", "arena", "tried[].mesh", "graph.nodes[].attributes"}
+    found = set()
+
+    def walk(value, path):
+        if path:
+            found.add(path.removesuffix("[]"))
+        if path in plain or path in {f"{name}.*" for name in by_name}:
+            return
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(item, f"{path}.*" if path in by_name else f"{path}.{key}".lstrip("."))
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            for item in value:
+                walk(item, f"{path}[]")
+
+    cluster = Cluster.preset("cpu", nodes=1, devices_per_node=4)
+    auto_parallel(
+        "tiny-gpt2", cluster, batch=8, mesh=(2, 2), pins={"h.0.mlp.fc.weight": "S(0), B"}, memory_limit=10**8
+    ).save(tmp_path / "plan.json", offsets=True)
+    walk(json.loads((tmp_path / "plan.json").read_text()), "")
+    assert found == set(FIELDS), found ^ set(FIELDS)
+    assert len(describe().splitlines()) == len(FIELDS)
+    assert all(len(says.split()) >= 1 for says in FIELDS.values())
+
+
 def test_r166_r142_planning_needs_no_gpu_and_no_gpu_library(tmp_path):
     """4 nodes of 8 from a file, where CuPy and mpi4py cannot even be imported."""
     path = tmp_path / "cluster.yaml"
