@@ -12,14 +12,14 @@ The sum of its gradients is taken once, over what each chunk added up, and not f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sbp.errors import PipelineError
 from sbp.layout import Partial
 from sbp.passes.recompute import block_of
 from sbp.planner.buffers import is_view
-from sbp.planner.physical import Box, Compute, PhysicalPlan
+from sbp.planner.physical import Box, Compute, Operation, PhysicalPlan
 
 FORWARD, BACKWARD, ONCE = "forward", "backward", "once"
 
@@ -167,6 +167,7 @@ def cut(physical: PhysicalPlan, stages: int, chunks: int = 1, first_layers: Sequ
     if stages < 1 or chunks < 1:
         raise PipelineError(f"a pipeline has at least 1 stage and 1 chunk, got {stages} and {chunks}.")
     places = _Places(physical, stages * chunks, first_layers).run()
+    physical, places = _with_constants_where_read(physical, places)
     made = {number: at for at, operation in enumerate(physical.operations) for number in operation.outputs}
     _check_order(physical, places, made)
     homes, copies = _state(physical, places, made)
@@ -242,7 +243,15 @@ class _Places:
             self.places[at] = chunk, FORWARD
 
     def backward(self) -> None:
-        """Where its layer is; else where the forward values are that it reads; and never before what it waits for."""
+        """Where its module is; else where the forward values are that it reads; and never before what it waits for.
+
+        Values that follow from state alone (a weight's cast) say nothing: they are made wherever they are read.
+        """
+        homes: dict[str, set[int]] = {}
+        for at, operation in self.computes("forward"):
+            place = self.places[at]
+            homes.setdefault(operation.module, set()).add(place[0] if place else 0)
+        constant = constants_of(self.physical)
         for at, operation in self.computes("backward"):
             chunk = self.count - 1
             waits = self.count - 1
@@ -251,11 +260,14 @@ class _Places:
             for number in operation.inputs:
                 place = self.place_of(number)
                 if place is not None and place[1] == FORWARD:
-                    seen.append(place[0])
+                    if number not in constant:
+                        seen.append(place[0])
                 elif place is not None:
                     waits = min(waits, place[0])
             if layer is not None:
                 chunk = self.chunk_of_layer[layer]
+            elif len(homes.get(operation.module, ())) == 1:
+                (chunk,) = homes[operation.module]
             elif seen:
                 chunk = max(seen)
             self.places[at] = min(chunk, waits), BACKWARD
@@ -319,16 +331,32 @@ class _Places:
         return not any(isinstance(sbp, Partial) and sbp.reduce != "sum" for sbp in layout)
 
     def late_sums(self) -> None:
-        """Sums of gradients over chunks that only the once phase reads are taken there."""
-        for at, operation in reversed(self.computes("backward")):
-            place = self.places[at]
-            if operation.op != "add" or place is None or not all(map(self.adds_up, operation.inputs)):
-                continue
-            makers = {self.place_of(number) for number in operation.inputs}
+        """Sums of gradients over chunks that only the once phase reads are taken there, and what follows from them."""
+        operations = self.physical.operations
+        home: dict[int, int] = {}  # what may be done once -> the chunk that reads it
+        for at in reversed(range(len(operations))):
+            operation, place = operations[at], self.places[at]
             readers = [r for number in operation.outputs for r in self.readers.get(number, ())]
-            if readers and len(makers) > 1 and all((self.places[r] or place)[1] == ONCE for r in readers):
-                first = self.places[readers[0]] or place
-                self.places[at] = first[0], ONCE
+            linear = isinstance(operation, Box) or operation.op in ("add", "cast")
+            if not linear or place is None or place[1] != BACKWARD or not readers:
+                continue
+            if all(self.is_once(r) or r in home for r in readers) and all(map(self.adds_up, operation.inputs)):
+                reader = self.places[readers[0]]
+                home[at] = home[readers[0]] if readers[0] in home else (reader[0] if reader else 0)
+        moved: set[int] = set()
+        for at in sorted(home):
+            operation = operations[at]
+            makers = {self.places[self.made[number]] for number in operation.inputs if number in self.made}
+            after = any(self.made.get(number) in moved for number in operation.inputs)
+            if after or (isinstance(operation, Compute) and operation.op == "add" and len(makers) > 1):
+                moved.add(at)
+        for at in moved:
+            self.places[at] = home[at], ONCE
+
+    def is_once(self, at: int) -> bool:
+        """Whether an operation is placed in the once phase."""
+        place = self.places[at]
+        return place is not None and place[1] == ONCE
 
 
 def _shortest_cut(weights: Sequence[float], count: int) -> list[int]:
@@ -353,6 +381,58 @@ def _shortest_cut(weights: Sequence[float], count: int) -> list[int]:
         stop = best[group][stop][2]
         starts.append(stop)
     return starts[::-1]
+
+
+def constants_of(physical: PhysicalPlan) -> frozenset[int]:
+    """Registers that follow from state alone: state, its layouts, its casts; the same for every micro-batch."""
+    found = {number for number in physical.sources.values() if physical.registers[number].kind != "input"}
+    for operation in physical.operations:
+        if found.issuperset(operation.inputs):
+            found.update(operation.outputs)
+    return frozenset(found)
+
+
+def _with_constants_where_read(physical: PhysicalPlan, places: list[Place]) -> tuple[PhysicalPlan, list[Place]]:
+    """The plan in which a chunk makes for itself what follows from state alone, instead of having it sent."""
+    constant = constants_of(physical) - set(physical.sources.values())
+    home = {number: places[at][0] for at, o in enumerate(physical.operations) for number in o.outputs}
+    # Register -> the other chunks that read it, with the first phase to do so.
+    wanted: dict[int, dict[int, str]] = {number: {} for number in constant}
+
+    def want(number: int, chunk: int, phase: str) -> None:
+        if number in constant and home[number] != chunk:
+            known = wanted[number].get(chunk, phase)
+            wanted[number][chunk] = FORWARD if FORWARD in (known, phase) else phase
+
+    copies: dict[int, dict[int, str]] = {}
+    for at in reversed(range(len(places))):
+        operation, (chunk, phase) = physical.operations[at], places[at]
+        if phase == ONCE:
+            continue
+        copies[at] = {}
+        for number in operation.outputs:
+            for other, first in wanted.get(number, {}).items():
+                copies[at][other] = FORWARD if FORWARD in (first, copies[at].get(other)) else first
+        for other, first in [(chunk, phase), *copies[at].items()]:
+            for number in operation.inputs:
+                want(number, other, first)
+
+    registers = list(physical.registers)
+    own: dict[tuple[int, int], int] = {}
+    operations: list[Operation] = []
+    found: list[Place] = []
+    for at, operation in enumerate(physical.operations):
+        for chunk, phase in [places[at], *copies.get(at, {}).items()]:
+            inputs = tuple(operation.inputs if phase == ONCE else (own.get((n, chunk), n) for n in operation.inputs))
+            outputs = operation.outputs
+            if chunk != places[at][0]:
+                outputs = tuple(range(len(registers), len(registers) + len(outputs)))
+                for number, new in zip(operation.outputs, outputs):
+                    registers.append(replace(registers[number], number=new))
+                    own[number, chunk] = new
+            operations.append(replace(operation, inputs=inputs, outputs=outputs))
+            found.append((chunk, phase))
+    return replace(physical, registers=tuple(registers), operations=tuple(operations)), found
 
 
 def _check_order(physical: PhysicalPlan, places: Sequence[Place], made: Mapping[int, int]) -> None:
@@ -408,10 +488,7 @@ def _moves(
 ) -> tuple[tuple[Transfer, ...], frozenset[int], frozenset[int]]:
     transfers: dict[tuple[int, int, bool], Transfer] = {}
     accumulated, carried = set(), set()
-    constant = {number for number in physical.sources.values() if physical.registers[number].kind != "input"}
-    for operation in physical.operations:
-        if constant.issuperset(operation.inputs):
-            constant.update(operation.outputs)
+    constant = constants_of(physical)
     for at, operation in enumerate(physical.operations):
         place = places[at]
         for number in operation.inputs:

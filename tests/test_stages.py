@@ -176,6 +176,26 @@ def test_what_is_sent():
     )
 
 
+def test_weights_are_cast_where_they_are_read():
+    """In mixed precision nothing but activations is sent either, and every backward node is with its forward node."""
+    graph = training_step(model("gpt"), MICRO)
+    staged = cut(replicated_plan(graph, Mesh((2,))), 4)
+    registers = staged.physical.registers
+    sent = [registers[t.register] for t in staged.transfers if t.target[1] != "once"]
+    assert [register.type.shape for register in sent] == [(MICRO, 12, 16)] * 6
+    casts = [
+        place for operation, place in zip(staged.physical.operations, staged.places)
+        if getattr(operation, "node", "") == "wte.cast"
+    ]  # fmt: skip
+    assert casts == [(0, "forward"), (3, "forward")]
+    chunks = {}
+    for operation, (chunk, phase) in zip(staged.physical.operations, staged.places):
+        if phase != "once" and getattr(operation, "module", ""):
+            chunks.setdefault(operation.module, set()).add(chunk)
+    assert all(len(found) == 1 for module, found in chunks.items() if module != "wte")
+    assert_equals_whole("gpt", staged, micro_graph("gpt"), 3, "1f1b")
+
+
 def test_layers_are_dealt_out_by_their_time():
     """The cut is the best of all cuts, by enumeration."""
     from itertools import combinations
