@@ -41,7 +41,7 @@ FITTED = {
         ("framework.bigscience.blocking_us", 0.0, 200.0),
         ("tier.jean-zay.nvlink.group_bandwidths", 0.2, 1.5),
         ("tier.jean-zay.omni-path.efficiency", 0.2, 1.0),
-        ("kernels.unaligned", 0.1, 1.0),
+        ("kernels.unaligned_scores", 0.1, 1.0),
     ),
     "llm-foundry": (
         ("device.H100-80G-SXM.sustained", 0.6, 1.0),

@@ -22,6 +22,7 @@ def matmul(xp, x, w):
 
 
 matmul.flops = lambda b, m, k, n: 2 * b * m * k * n
+matmul.product = lambda b, m, k, n: (b, m, n, k)
 
 
 @matmul.gradient
@@ -48,6 +49,7 @@ def linear(xp, x, w):
 
 
 linear.flops = lambda b, k, n: 2 * b * k * n
+linear.product = lambda b, k, n: (1, b, n, k)
 
 
 @linear.gradient
@@ -70,6 +72,7 @@ def linear_weight_gradient(xp, grad, x):
 
 
 linear_weight_gradient.flops = lambda b, n, k: 2 * b * n * k
+linear_weight_gradient.product = lambda b, n, k: (1, n, k, b)
 
 
 @linear_weight_gradient.gradient

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from sbp.errors import ClusterError
 from sbp.mesh import Mesh
+from sbp.operator import Operator
 from sbp.planner.cluster import Cluster
 from sbp.planner.collective import Placement, Terms, collective_terms, placements
+from sbp.planner.kernels import Kernels
 from sbp.planner.list_calls import ListCalls
 from sbp.planner.physical import COLLECTIVES, LOCAL_STEPS
 
 VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view", "identity"})
 """Operators that only reinterpret a tensor: they move nothing and cost nothing."""
 
+Sizes = tuple[int, int, int, int]
+"""(batch, m, n, k) of matrix products."""
+
 
 @runtime_checkable
 class CostModel(Protocol):
-    """What the planner asks; anything with these two methods will do."""
+    """What the planner asks; anything with these two methods will do.
+
+    A model may have a third, `product_seconds(op, sizes, flops, bytes, dtype)`: the time of a matrix product whose
+    local sizes (batch, m, n, k) are known, asked in place of `compute_seconds` for operators that state them
+    (`sbp.operator.Operator.product`).
+    """
 
     def compute_seconds(self, op: str, flops: float, bytes: float, dtype: str) -> float:
         """Time of one kernel on one rank: its local FLOP, the bytes that it reads and writes, its element type."""
@@ -38,7 +48,8 @@ class AnalyticCostModel:
     """Roofline compute, and collectives by the cluster's link tiers.
 
     A kernel takes max(FLOP / (peak * ceiling), bytes / memory bandwidth) and one launch (Williams, Waterman and
-    Patterson, "Roofline", CACM 2009); one of the device's measured `operators` takes the sum of its own start, FLOP and
+    Patterson, "Roofline", CACM 2009); a matrix product on a device whose multiprocessors are known takes whole waves of
+    tiles (`sbp.planner.kernels`); one of the device's measured `operators` takes the sum of its own start, FLOP and
     bytes. A collective takes what its slowest group takes; see `sbp.planner.collective`.
 
     Parameters
@@ -56,7 +67,8 @@ class AnalyticCostModel:
         self.cluster = cluster
         self.views = frozenset(views)
         self.lists = lists
-        self._seconds_per_byte = 1.0 / device.memory_bandwidth_bytes_per_second
+        self.kernels = Kernels(device)
+        self._seconds_per_byte = 1.0 / (device.memory_bandwidth_bytes_per_second * device.memory_ceiling)
         self._launch = device.launch_seconds
         self._operators = {name: (seconds, 1.0 / rate) for name, seconds, rate in device.operators}
         self._seconds_per_flop: dict[str, float] = {}
@@ -79,6 +91,13 @@ class AnalyticCostModel:
             start, per_byte = measured
             return start + flops * per_flop + bytes * per_byte
         return max(flops * per_flop, bytes * self._seconds_per_byte) + self._launch
+
+    def product_seconds(self, op: str, sizes: Sizes, flops: float, bytes: float, dtype: str) -> float:
+        """Time of a matrix product of local sizes (batch, m, n, k)."""
+        if self.cluster.device.multiprocessors is None or op in self._operators or flops <= 0:
+            return self.compute_seconds(op, flops, bytes, dtype)
+        waves = self.kernels.waves_seconds(*sizes, dtype)
+        return max(waves, bytes * self._seconds_per_byte) + self._launch
 
     def collective_seconds(self, kind: str, mesh: Mesh, axis: int, bytes: float) -> float:
         """Time of one boxing step; nothing to move, or nobody to move it to, is free.
@@ -127,6 +146,25 @@ class AnalyticCostModel:
         return tuple(dict.fromkeys(collective_terms(kind, placed) for placed in self._placements[place]))
 
 
+class ComputeCosts(Protocol):
+    """What pricing a kernel needs of a cost model."""
+
+    def compute_seconds(self, op: str, flops: float, bytes: float, dtype: str) -> float:
+        """See `CostModel`."""
+
+
+def kernel_seconds(
+    costs: ComputeCosts, op: Operator, case: tuple[Any, ...], flops: float, bytes: float, dtype: str
+) -> float:
+    """Time of an operator under a signature: by the sizes of its product where both sides know of them.
+
+    `case` is what `Operator.work` takes, whose results `flops` and `bytes` are.
+    """
+    if op.product is not None and (by_sizes := getattr(costs, "product_seconds", None)) is not None:
+        return by_sizes(op.name, op.product_sizes(*case), flops, bytes, dtype)
+    return costs.compute_seconds(op.name, flops, bytes, dtype)
+
+
 class CheckedCostModel:
     """A user's cost model whose every answer is checked: a finite number of at least 0."""
 
@@ -136,6 +174,12 @@ class CheckedCostModel:
     def compute_seconds(self, op: str, flops: float, bytes: float, dtype: str) -> float:
         """What the user's model says, checked."""
         return self._checked("compute_seconds", (op, flops, bytes, dtype))
+
+    def product_seconds(self, op: str, sizes: Sizes, flops: float, bytes: float, dtype: str) -> float:
+        """What the user's model says, checked; by FLOP and bytes where it has no method for products."""
+        if callable(getattr(self.model, "product_seconds", None)):
+            return self._checked("product_seconds", (op, sizes, flops, bytes, dtype))
+        return self.compute_seconds(op, flops, bytes, dtype)
 
     def collective_seconds(self, kind: str, mesh: Mesh, axis: int, bytes: float) -> float:
         """What the user's model says, checked."""

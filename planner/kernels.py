@@ -3,9 +3,9 @@
 A matrix product is cut into tiles of the output, one per multiprocessor at a time; the last wave of tiles leaves
 multiprocessors idle (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization). Libraries
 soften this by splitting the long dimension or balancing the last wave (stream-K, Osama et al. 2023), hence
-`LAST_WAVE`. Sizes whose rows do not start at multiples of 16 bytes miss the matrix units. Attention whose scores are
-stored is products and passes over the scores; fused attention (Dao et al. 2022, arXiv:2205.14135) is FLOP at a ceiling
-of its own.
+`KernelConstants.last_wave`. Sizes whose rows do not start at multiples of 16 bytes load badly. Attention whose scores
+are stored is products and passes over the scores; fused attention (Dao et al. 2022, arXiv:2205.14135) is FLOP at a
+ceiling of its own.
 
 The constants of this file are the same for all devices and models; `benchmarks/published_runs.py --fit` says where
 they come from.
@@ -40,13 +40,17 @@ class KernelConstants:
     score_passes
         Part of the memory bandwidth that softmax and dropout over stored scores reach.
     unaligned
-        Part of the peak without matrix units that unaligned products reach.
+        Part of the ceiling that products of unaligned sizes reach: narrower loads (padding GPT-2's vocabulary of 50257
+        to 50304 makes its head about twice as fast).
+    unaligned_scores
+        Part of the peak without matrix units that products with stored scores reach where they are unaligned.
     """
 
     last_wave: float = 0.2
     score_products: float = 0.49
     score_passes: float = 0.52
-    unaligned: float = 0.68
+    unaligned: float = 0.45
+    unaligned_scores: float = 0.68
 
 
 CONSTANTS = KernelConstants()
@@ -79,13 +83,16 @@ class Kernels:
     def _matmul(self, batch: int, m: int, n: int, k: int, dtype: str) -> float:
         if min(batch, m, n, k) <= 0:
             return 0.0
+        moved = SIZES.get(dtype, 2) * batch * (m * k + k * n + m * n) * self._seconds_per_byte
+        return max(self.waves_seconds(batch, m, n, k, dtype), moved) + self.device.launch_seconds
+
+    def waves_seconds(self, batch: int, m: int, n: int, k: int, dtype: str) -> float:
+        """The FLOP of `batch` products alone: without the launch, and memory as fast as they need."""
         device = self.device
-        size = SIZES.get(dtype, 2)
-        moved = size * batch * (m * k + k * n + m * n) * self._seconds_per_byte
         rate = device.peak(dtype) * device.matmul_ceiling * device.sustained
-        if not is_aligned(size, n, k):
-            rate = self._unaligned_rate(rate)
-        return max(self._tiles_seconds(batch, m, n, k, rate), moved) + device.launch_seconds
+        if not is_aligned(SIZES.get(dtype, 2), n, k):
+            rate *= self.constants.unaligned
+        return self._tiles_seconds(batch, m, n, k, rate)
 
     def _tiles_seconds(self, batch: int, m: int, n: int, k: int, rate: float) -> float:
         units = self.device.multiprocessors
@@ -98,10 +105,6 @@ class Kernels:
             best = min(best, waves * units * rows * columns / efficiency)
         return 2.0 * best * k / rate
 
-    def _unaligned_rate(self, rate: float) -> float:
-        """FLOP/s of products whose sizes miss the matrix units."""
-        return min(rate, self.device.peak("f32") * self.constants.unaligned)
-
     def scores_matmul_seconds(self, batch: int, m: int, n: int, k: int, dtype: str) -> float:
         """A product with stored attention scores: small, strided, and as often bound by memory."""
         device = self.device
@@ -109,7 +112,7 @@ class Kernels:
         moved = size * batch * (m * k + k * n + m * n) * self._seconds_per_byte
         rate = device.peak(dtype) * self.constants.score_products
         if not is_aligned(size, n, k):
-            rate = self._unaligned_rate(rate)
+            rate = min(rate, device.peak("f32") * self.constants.unaligned_scores)
         return max(self._tiles_seconds(batch, m, n, k, rate), moved) + device.launch_seconds
 
     def scores_pass_seconds(self, bytes: float) -> float:

@@ -10,9 +10,9 @@ from sbp.operator import REGISTRY, TensorType
 from sbp.planner.borders import border_seconds
 from sbp.planner.boxing import BoxingTable, Step
 from sbp.planner.buffers import packing_bytes
+from sbp.planner.cost import ComputeCosts, kernel_seconds
 from sbp.planner.decisions import Decisions
 from sbp.planner.physical import Box, Compute, Operation, PhysicalPlan, Register
-from sbp.planner.strategies import ComputeCosts
 from sbp.planner.uses import OUTPUT, UPDATE, Group, groups_of, is_resident
 
 
@@ -90,7 +90,7 @@ class _Lowering:
         signature = self.decisions.signatures[node.name]
         case = self.graph.rule(node), types, made, node.attributes, signature, self.mesh.shape
         flops, moved = op.work(*case)
-        seconds = self.compute.compute_seconds(op.name, flops, moved, made[0].dtype)
+        seconds = kernel_seconds(self.compute, op, case, flops, moved, made[0].dtype)
         seconds += border_seconds(op, case[0], types, node.attributes, signature, self.mesh, self.boxing.costs)
         return flops, seconds, op.workspace_bytes(*case)
 

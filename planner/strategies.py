@@ -15,17 +15,11 @@ from sbp.mesh import Mesh
 from sbp.operator import REGISTRY, TensorType
 from sbp.planner.borders import border_seconds
 from sbp.planner.boxing import BoxingTable, LayoutSpace
+from sbp.planner.cost import ComputeCosts, kernel_seconds
 from sbp.rule import BoundRule, Signature
 
 LEAST_FILL = 0.5
 """Planning leaves out splits whose mean shard is less than half of the largest: more than half of the work is waste."""
-
-
-class ComputeCosts(Protocol):
-    """What strategies need of a cost model."""
-
-    def compute_seconds(self, op: str, flops: float, bytes: float, dtype: str) -> float:
-        """Seconds of one operator on one device, given its FLOP and the bytes it reads and writes."""
 
 
 class Restriction(Protocol):
@@ -167,11 +161,12 @@ class Strategies:
             signatures = kept
         outputs = self.graph.types(node.outputs)
         dtype = outputs[0].dtype
-        work = [op.work(rule, types, outputs, node.attributes, signature, self.mesh.shape) for signature in signatures]
+        cases = [(rule, types, outputs, node.attributes, signature, self.mesh.shape) for signature in signatures]
+        work = [op.work(*case) for case in cases]
         seconds = [
-            self._compute.compute_seconds(op.name, flops, moved, dtype)
+            kernel_seconds(self._compute, op, case, flops, moved, dtype)
             + border_seconds(op, rule, types, node.attributes, signature, self.mesh, self.boxing.costs)
-            for (flops, moved), signature in zip(work, signatures)
+            for (flops, moved), case, signature in zip(work, cases, signatures)
         ]
         in_spaces = [self.space(name) for name in node.inputs]
         out_spaces = [self.space(name) for name in node.outputs]

@@ -85,12 +85,13 @@ class Operator:
     the graph being built; called with arrays, it runs its kernel.
 
     Attributes that can be set after creation: `flops` (a function of the rule's named dimensions, returning FLOP;
-    default one per output element), `traffic` (the same, returning bytes read and written; default all operands once;
-    may also name `itemsize`, the bytes of an output element), `workspace` (the same, returning bytes that a device's
-    kernel holds while it runs, besides its operands; default none), `view` (true where the output is the first input's
-    elements in the same order, so that it shares its memory), `reasons` (a signature that would be right but is not
-    admitted, as text -> why). These functions may name attributes, `elements` (those of the largest operand) and
-    `elements_out` (those of all outputs), all of them local to a rank.
+    default one per output element), `traffic` (the same, returning bytes read and written; default all operands
+    once; may also name `itemsize`, the bytes of an output element), `workspace` (the same, returning bytes that a
+    device's kernel holds while it runs, besides its operands; default none), `product` (the same, returning the
+    sizes (batch, m, n, k) of the matrix product that does its FLOP; default none), `view` (true where the output is
+    the first input's elements in the same order, so that it shares its memory), `reasons` (a signature that would
+    be right but is not admitted, as text -> why). These functions may name attributes, `elements` (those of the
+    largest operand) and `elements_out` (those of all outputs), all of them local to a rank.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Operator:
         self.flops: Callable[..., float] | None = None
         self.traffic: Callable[..., float] | None = None
         self.workspace: Callable[..., float] | None = None
+        self.product: Callable[..., tuple[int, int, int, int]] | None = None
         self.view = False
         self.cases: list[Case] = []
         self.reasons: dict[str, str] = {}
@@ -282,6 +284,19 @@ class Operator:
             read = self.read_boxes(attributes, held, made)
             most = max(most, sum(math.prod(b.shape) * SIZES[t.dtype] for a, b, t in zip(held, read, types) if a != b))
         return most
+
+    def product_sizes(
+        self,
+        rule: BoundRule,
+        types: Sequence[TensorType],
+        outputs: Sequence[TensorType],
+        attributes: Mapping[str, Any],
+        signature: Signature,
+        mesh_shape: Sequence[int],
+    ) -> tuple[int, int, int, int]:
+        """(batch, m, n, k) of the operator's `product` on the rank with the largest shards."""
+        assert self.product is not None
+        return _named_call(self.product, self._sizes(rule, types, outputs, attributes, signature, mesh_shape))
 
     def _sizes(
         self,

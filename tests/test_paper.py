@@ -188,7 +188,8 @@ def test_cost_of_steps(shape):
     ):
         share = float(traffic(cell, shape[axis]))
         if form == "local":
-            expected = device.launch_seconds + share * payload / device.memory_bandwidth_bytes_per_second
+            attained = device.memory_bandwidth_bytes_per_second * device.memory_ceiling
+            expected = device.launch_seconds + share * payload / attained
         else:
             expected = max(collective(kind, cluster, group, payload, share) for group in mesh.groups(axis))
         assert model.collective_seconds(kind, mesh, axis, payload) == pytest.approx(expected, rel=1e-12), (kind, axis)
