@@ -48,7 +48,6 @@ KINKED = {
 FIRST_OUTPUT_ONLY = {"attention", "masked_attention"}
 LARGE = 30.0
 ROUNDING = 1e-13
-MOST_USES = 3  # the boxing of a value to n different layouts is found in 3^n steps
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,6 @@ class _Maker:
         self.arrays: dict[str, numpy.ndarray] = {}
         self.feeds: dict[str, numpy.ndarray] = {}
         self.pool: list[Symbol] = []
-        self.uses: dict[str, int] = {}
         self.computed = 0
 
     # -- values --------------------------------------------------------------------------------------------------------
@@ -154,11 +152,9 @@ class _Maker:
         limits = case.ranges.get(op.input_names[min(index, len(op.input_names) - 1)])
         if not is_floating(type.dtype):
             return self.source(type, *(limits or ()))
-        usable = [x for x in self.pool if self.uses.get(x.name, 0) < MOST_USES]
-        if not usable or not type.elements or self.random.random() < 0.25:
+        if not self.pool or not type.elements or self.random.random() < 0.25:
             return self.source(type, *(limits or ()))
-        chosen = self.random.choice(usable[-self.random.choice((1, 2, 6, len(usable))) :])
-        self.uses[chosen.name] = self.uses.get(chosen.name, 0) + 1
+        chosen = self.random.choice(self.pool[-self.random.choice((1, 2, 6, len(self.pool))) :])
         x = self.fitted(chosen, type)
         if limits is not None:
             low, high = limits

@@ -80,7 +80,7 @@ def test_a_wrong_rule_is_noticed(monkeypatch):
     _bind.cache_clear()
     try:
         verdicts = []
-        for seed in (38, 43, 126, 135):
+        for seed in (10, 11, 44, 49):
             program = random_program(seed)
             plan = random_plan(program, random_mesh(program), seed)
             verdicts.append(verify(program.graph, plan, feeds=program.feeds).passed)
