@@ -257,6 +257,10 @@ def transfer_seconds(cluster: Cluster, source_rank: int, target_rank: int, bytes
     for rank in (source_rank, target_rank):
         if not 0 <= rank < cluster.size:
             raise ClusterError(f"{cluster} has no rank {rank}; give one from 0 to {cluster.size - 1}.")
+    if sharing < 1:
+        raise ClusterError(
+            f"a transfer shares its link with itself at least: sharing must be 1 or more, got {sharing}."
+        )
     if bytes <= 0 or source_rank == target_rank:
         return 0.0
     pair = placement(cluster, (source_rank, target_rank))

@@ -35,6 +35,8 @@ def test_inside_and_between_nodes():
     assert transfer_seconds(LAB, 5, 5, 1e8) == transfer_seconds(LAB, 0, 9, 0) == 0.0
     with pytest.raises(ClusterError, match="has no rank 16; give one from 0 to 15"):
         transfer_seconds(LAB, 0, 16, 1.0)
+    with pytest.raises(ClusterError, match="sharing must be 1 or more, got 0"):
+        transfer_seconds(LAB, 0, 1, 1.0, 0)
 
 
 def test_transfers_share_what_they_leave_or_enter_by():
