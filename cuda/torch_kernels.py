@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from sbp.cuda import torch_attention, torch_experts, torch_random
+from sbp.cuda import torch_attention, torch_experts, torch_random, torch_scans
 from sbp.cuda.torch_types import torch_dtype, widen
 
 Tensor = torch.Tensor
@@ -455,5 +455,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     **torch_attention.KERNELS,
     **torch_experts.KERNELS,
     **torch_random.KERNELS,
+    **torch_scans.KERNELS,
 }  # fmt: skip
 """Operator name -> kernel of the form `kernel(xp, *tensors, **attributes)`; `xp` is not used."""

@@ -67,9 +67,7 @@ def _weights(xp: Any, q: Any, k: Any, peak: Any, mask: Any, causal: bool, scale:
 def _sums_rule(
     q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], peak: tuple[int, ...], *masks: tuple[int, ...], **_: Any
 ) -> str:
-    return (
-        f"b (kv g) s d^, b kv t+ d^, b kv t e^, b (kv g) s{_masks(masks)} -> b (kv g) s e^, b (kv g) s"
-    )
+    return f"b (kv g) s d^, b kv t+ d^, b kv t e^, b (kv g) s{_masks(masks)} -> b (kv g) s e^, b (kv g) s"
 
 
 def _wide_types(q: Any, *_: Any, **__: Any) -> tuple[str, str]:
@@ -102,7 +100,8 @@ def _(grad, q, k, v, peak, *mask, causal, scale, offset, out):
     weighted, total = (given if given is not None else 0.0 * made for given, made in zip(grad, out))
     made = attention_sums_backward(weighted, total, q, k, v, peak, *mask, causal=causal, scale=scale, offset=offset)
     along = add(sum_(mul(weighted, out[0]), axis=3), mul(total, out[1]))
-    return *made, cast(neg(along), dtype=dtype_named(peak.dtype)), *(None for _ in mask)  # every weight scales with exp(-peak)
+    along = cast(neg(along), dtype=dtype_named(peak.dtype))  # every weight scales with exp(-peak)
+    return *made, along, *(None for _ in mask)
 
 
 def _backward_rule(*shapes: tuple[int, ...], **_: Any) -> str:
@@ -132,8 +131,8 @@ def attention_sums_backward(xp, weighted, total, q, k, v, peak, *mask, causal=Fa
     return tuple(one.astype(dtype, copy=False) for one, dtype in zip((dq, dk, dv), types))
 
 
-attention_sums_backward.flops = (
-    lambda b, kv, g, s, t, d, e, causal: 2 * b * kv * g * _pairs(s, t, causal) * (3 * d + 2 * e)
+attention_sums_backward.flops = lambda b, kv, g, s, t, d, e, causal: (
+    2 * b * kv * g * _pairs(s, t, causal) * (3 * d + 2 * e)
 )
 
 

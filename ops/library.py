@@ -295,6 +295,24 @@ from sbp.ops.resampling import (
     resample_backward,
 )
 from sbp.ops.rotary import rotary, rotate_halves
+from sbp.ops.scans import (
+    cummax,
+    cummin,
+    logcumsumexp,
+    logcumsumexp_backward,
+)
+from sbp.ops.scatter_reduce import (
+    scatter_max,
+    scatter_min,
+    scatter_reduce,
+)
+from sbp.ops.searching import (
+    bincount,
+    bucketize,
+    histc,
+    isin,
+    searchsorted,
+)
 from sbp.ops.slicing import (
     chunk,
     concat,
@@ -323,6 +341,12 @@ from sbp.ops.statistics import (
     norm,
     std,
     var,
+)
+from sbp.ops.unfolding import (
+    fold,
+    sliding_windows,
+    sum_windows,
+    unfold,
 )
 from sbp.ops.views import (
     detach,
@@ -374,10 +398,12 @@ __all__ = [
     "batch_norm_frozen_backward",
     "batch_norm_sums",
     "binary_cross_entropy_with_logits",
+    "bincount",
     "bitwise_and",
     "bitwise_not",
     "bitwise_or",
     "bitwise_xor",
+    "bucketize",
     "cast",
     "ceil",
     "celu",
@@ -401,6 +427,8 @@ __all__ = [
     "cosh",
     "cosine_similarity",
     "cross_entropy",
+    "cummax",
+    "cummin",
     "cumprod",
     "cumprod_backward",
     "cumsum",
@@ -428,6 +456,7 @@ __all__ = [
     "floor",
     "floor_divide",
     "fmod",
+    "fold",
     "full",
     "gather",
     "gelu",
@@ -445,6 +474,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "histc",
     "index",
     "index_add",
     "index_put",
@@ -452,6 +482,7 @@ __all__ = [
     "instance_norm",
     "interpolate",
     "isfinite",
+    "isin",
     "isinf",
     "isnan",
     "key_split_attention",
@@ -477,6 +508,8 @@ __all__ = [
     "log_sigmoid",
     "log_softmax",
     "log_softmax_backward",
+    "logcumsumexp",
+    "logcumsumexp_backward",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -551,6 +584,10 @@ __all__ = [
     "scale",
     "scatter",
     "scatter_add",
+    "scatter_max",
+    "scatter_min",
+    "scatter_reduce",
+    "searchsorted",
     "select",
     "select_scatter",
     "selu",
@@ -566,6 +603,7 @@ __all__ = [
     "slice",
     "slice_backward",
     "slice_scatter",
+    "sliding_windows",
     "smooth_l1_loss",
     "softmax",
     "softmax_backward",
@@ -584,6 +622,7 @@ __all__ = [
     "sub",
     "sum",
     "sum_exp",
+    "sum_windows",
     "take_along",
     "take_along_backward",
     "tan",
@@ -597,6 +636,7 @@ __all__ = [
     "tril",
     "triu",
     "trunc",
+    "unfold",
     "unsqueeze",
     "var",
     "where",
