@@ -8,7 +8,7 @@ the machine alone: what is not repeatable cannot be predicted.
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +21,7 @@ from sbp.planner.plan import Plan
 from sbp.planner.styles import DataParallel, Styles, TensorParallel
 from sbp.planner.timing import predict_timeline
 from sbp.runtime.executor import Executor
-from sbp.runtime.measured import measured_seconds, with_measured
+from sbp.runtime.measured import mean_seconds, with_measured
 
 MESHES, LAYERS, STEPS = ("tp=2", "dp=2", "dp=2,tp=2"), (3, 4, 8), 7
 STYLES = {"dp": DataParallel(), "tp": TensorParallel()}
@@ -56,19 +56,23 @@ def main() -> None:
     """Measure, predict, compare."""
     table = Table("mesh", "layers", "operations", "predicted s", "measured s", "error", "same order")
     for mesh in MESHES:
-        seconds = measured_seconds(*ready(megatron_plan(LAYERS[0], mesh)), steps=STEPS)
-        for layers in LAYERS:
-            plan = megatron_plan(layers, mesh)
+        plans = {layers: megatron_plan(layers, mesh) for layers in LAYERS}
+        prepared = {layers: ready(plan) for layers, plan in plans.items()}
+        runs: dict[int, list[tuple[tuple[float, float], ...]]] = {layers: [] for layers in LAYERS}
+        for _ in range(STEPS + 1):  # in turn, so that other work on the machine meets all of them
+            for layers, (executor, state, feeds) in prepared.items():
+                runs[layers].append(executor.run(state, feeds, timed=True).timeline)
+        seconds = mean_seconds(plans[LAYERS[0]].physical, runs[LAYERS[0]][1:])
+        for layers, plan in plans.items():
             predicted = predict_timeline(with_measured(plan.physical, seconds), overlap=False)
-            executor, state, feeds = ready(plan)
-            runs = [executor.run(state, feeds, timed=True).timeline for _ in range(STEPS + 1)][1:]
-            measured = median(run[-1][1] for run in runs)
-            order = sorted(range(len(predicted.start)), key=lambda at: (predicted.start[at], predicted.stop[at]))
-            same = all(order == sorted(range(len(run)), key=lambda at: run[at]) for run in runs)
+            measured = fmean(run[-1][1] for run in runs[layers][1:])
+            count = len(plan.physical.operations)
+            order = sorted(range(count), key=lambda at: (predicted.start[at], predicted.stop[at]))
+            same = all(order == sorted(range(count), key=lambda at: run[at]) for run in runs[layers])
             table.add_row(
                 mesh,
                 str(layers),
-                str(len(plan.physical.operations)),
+                str(count),
                 f"{predicted.step_seconds:.4f}",
                 f"{measured:.4f}",
                 f"{predicted.step_seconds / measured - 1:+.1%}",

@@ -6,9 +6,9 @@ short program measured once prices any longer one that is made of the same kinds
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean
 
 from sbp.errors import PlanError
 from sbp.planner.physical import Compute, Operation, PhysicalPlan
@@ -31,18 +31,25 @@ def kind_of(operation: Operation, physical: PhysicalPlan) -> Hashable:
 def measured_seconds(
     executor: Executor, state: Mapping[str, Local], feeds: Mapping[str, Local], steps: int = 5
 ) -> dict[Hashable, float]:
-    """Kind of operation -> median of its seconds over all operations of the kind in some timed steps.
+    """Kind of operation -> mean of its seconds over all operations of the kind in some timed steps.
 
     The first step is not counted: it fills caches.
     """
+    timelines = [executor.run(state, feeds, timed=True).timeline for _ in range(steps + 1)]
+    return mean_seconds(executor.physical, timelines[1:])
+
+
+def mean_seconds(physical: PhysicalPlan, timelines: Iterable[Sequence[tuple[float, float]]]) -> dict[Hashable, float]:
+    """Kind of operation -> mean of its seconds in timelines of the plan (`StepResult.timeline`).
+
+    The mean and not the median, because times are added up to a step: what disturbs one operation in ten counts.
+    """
+    kinds = [kind_of(operation, physical) for operation in physical.operations]
     found: dict[Hashable, list[float]] = {}
-    kinds = [kind_of(operation, executor.physical) for operation in executor.physical.operations]
-    for step in range(steps + 1):
-        timeline = executor.run(state, feeds, timed=True).timeline
-        if step:
-            for kind, (start, stop) in zip(kinds, timeline):
-                found.setdefault(kind, []).append(stop - start)
-    return {kind: median(seconds) for kind, seconds in found.items()}
+    for timeline in timelines:
+        for kind, (start, stop) in zip(kinds, timeline):
+            found.setdefault(kind, []).append(stop - start)
+    return {kind: fmean(seconds) for kind, seconds in found.items()}
 
 
 def with_measured(physical: PhysicalPlan, seconds: Mapping[Hashable, float]) -> PhysicalPlan:
