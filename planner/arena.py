@@ -23,6 +23,12 @@ from sbp.planner.physical import PhysicalPlan
 ALIGNMENT = 512
 """Bytes. Offsets and sizes are multiples of it, as PyTorch's allocator has them; CUDA's own alignment is 256."""
 
+LEAST_ALIGNMENT = 8
+"""Bytes; no element is larger."""
+
+ALIGNMENT_COST = 1e-3
+"""Part of what is held at most that rounding sizes up may add; plans of a few kilobytes take a smaller alignment."""
+
 EFFORT = 2_000_000_000
 """Comparisons of two items that improving may take: about two seconds for large plans."""
 
@@ -88,7 +94,7 @@ class Arena:
 def arena_of(
     physical: PhysicalPlan,
     *,
-    alignment: int = ALIGNMENT,
+    alignment: int | None = None,
     enough: int | None = None,
     exact: bool = False,
     item_bytes: Mapping[str, int] = SIZES,
@@ -98,7 +104,8 @@ def arena_of(
     Parameters
     ----------
     alignment
-        Of offsets and sizes, bytes.
+        Of offsets and sizes, bytes; default `ALIGNMENT`, or the largest power of two at which rounding sizes up adds
+        no more than `ALIGNMENT_COST`, but at least `LEAST_ALIGNMENT`.
     enough, exact
         As for `pack`.
     item_bytes
@@ -107,10 +114,15 @@ def arena_of(
     buffers = buffers_of(physical).buffers
     working = [at for at, operation in enumerate(physical.operations) if operation.workspace]
     sizes = [_bytes(physical, buffer, item_bytes) for buffer in buffers]
-    packing = pack(
+    items = (
         [*sizes, *(physical.operations[at].workspace for at in working)],
         [*(buffer.start for buffer in buffers), *working],
         [*(buffer.stop for buffer in buffers), *(at + 1 for at in working)],
+    )
+    if alignment is None:
+        alignment = _fitting_alignment(*(np.array(column, dtype=np.int64) for column in items))
+    packing = pack(
+        *items,
         alignment=alignment,
         enough=enough,
         exact=exact,
@@ -185,6 +197,17 @@ def pack(
         if found is not None and found[0] <= top:
             top, offsets, method = *found, "exact"
     return Packing(offsets, int(top), int(bound), method)
+
+
+def _fitting_alignment(sizes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> int:
+    exact = _most_at_once(sizes, starts, stops)
+    alignment = ALIGNMENT
+    while alignment > LEAST_ALIGNMENT:
+        rounded = -(-sizes // alignment) * alignment
+        if _most_at_once(rounded, starts, stops) <= exact * (1 + ALIGNMENT_COST):
+            break
+        alignment //= 2
+    return alignment
 
 
 def _bytes(physical: PhysicalPlan, buffer: Buffer, item_bytes: Mapping[str, int]) -> int:

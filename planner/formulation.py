@@ -20,7 +20,7 @@ from math import comb
 
 import numpy as np
 
-from sbp.graph import Graph
+from sbp.graph import Graph, Node
 from sbp.layout import Layout
 from sbp.operator import REGISTRY
 from sbp.planner.boxing import LayoutSpace
@@ -187,9 +187,10 @@ class _Formulation:
             numbers = self.strategies.of_source(value)
             at = builder.add_node(np.zeros(len(numbers)), value)
             self.sources[value] = at, numbers
-        for node in graph.nodes:
+        for time, node in enumerate(graph.nodes):
             options = self.strategies.of_node(node)
             self.nodes.append((builder.add_node(options.seconds, node.name), options))
+            self.workspace(time, node, *self.nodes[-1])
         for value in graph.outputs:
             numbers = self.strategies.storable(value)
             self.outputs[value] = builder.add_node(np.zeros(len(numbers)), f"output {value}"), numbers
@@ -317,13 +318,27 @@ class _Formulation:
     #
     # Counted is what surely is there while a node runs: what it reads, what waits to be read, what is kept, all state.
     # So the problem never demands more than the finished plan, and its bound holds. What exists only while layouts
-    # change, and sets of several copies between their uses, are left to the finished plan's own account. So are the
-    # workspaces of kernels, and views but for the one that outlives all that it may share memory with.
+    # change, and sets of several copies between their uses, are left to the finished plan's own account. So are
+    # views, but for the one that outlives all that it may share memory with.
 
     def usage(self, node: int, start: int, stop: int, usage: np.ndarray) -> None:
         start = max(start, self.from_time)
         if stop > start:
             self.builder.add_usage(node, start, stop, usage)
+
+    def workspace(self, time: int, node: Node, at: int, options: StrategySet) -> None:
+        """What the kernel holds while it runs, besides what it reads and makes."""
+        op = REGISTRY[node.op]
+        if op.workspace is None:
+            return
+
+        def build() -> np.ndarray:
+            rule, types, made = self.graph.rule(node), self.graph.types(node.inputs), self.graph.types(node.outputs)
+            shape = self.strategies.mesh.shape
+            cases = ((rule, types, made, node.attributes, signature, shape) for signature in options.signatures)
+            return np.array([op.workspace_bytes(*case) for case in cases], dtype=np.int64)
+
+        self.usage(at, time, time + 1, self.cached(("workspace", id(options)), build, options))
 
     def read_usage(self, value: str, groups: tuple[Group, ...]) -> None:
         """Every reader holds what it reads while it runs."""

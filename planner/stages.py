@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from sbp.errors import PipelineError
 from sbp.layout import Partial
@@ -430,7 +431,8 @@ def _with_constants_where_read(physical: PhysicalPlan, places: list[Place]) -> t
                 for number, new in zip(operation.outputs, outputs):
                     registers.append(replace(registers[number], number=new))
                     own[number, chunk] = new
-            operations.append(replace(operation, inputs=inputs, outputs=outputs))
+            copy: Any = operation
+            operations.append(replace(copy, inputs=inputs, outputs=outputs))
             found.append((chunk, phase))
     return replace(physical, registers=tuple(registers), operations=tuple(operations)), found
 

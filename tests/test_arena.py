@@ -265,5 +265,14 @@ def test_a_feasible_plan_never_exceeds_the_limit(seed, fraction, shape):
         assert held.max() <= limit
 
 
-def test_default_alignment_is_stated():
-    assert arena_of(random_plan(mlp(), Mesh((2,)), 0)).alignment == ALIGNMENT
+@pytest.mark.parametrize("width, expected", [(2, 8), (40, 32), (2000, 512)])
+def test_alignment_fits_the_plan(width, expected):
+    """Rounding up may cost a thousandth; where it costs more, the alignment is as large as does not."""
+    physical = random_plan(mlp(8, (width, width, width), optimizer=False), Mesh((1,)), 0)
+    arena = arena_of(physical)
+    assert arena.alignment == expected
+    finer, coarser = (arena_of(physical, alignment=alignment) for alignment in (1, 2 * expected))
+    if expected > 8:
+        assert arena.lower_bound_bytes <= 1.001 * finer.lower_bound_bytes
+    if expected < ALIGNMENT:
+        assert coarser.lower_bound_bytes > 1.001 * finer.lower_bound_bytes

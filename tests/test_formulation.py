@@ -10,6 +10,8 @@ from sbp.graph import Graph, Node, Value
 from sbp.layout import Layout
 from sbp.mesh import Mesh
 from sbp.operator import parse_type
+from sbp.ops import library as ops
+from sbp.planner.arena import arena_of
 from sbp.planner.boxing import BoxingTable
 from sbp.planner.cluster import Cluster
 from sbp.planner.cost import AnalyticCostModel
@@ -23,6 +25,7 @@ from sbp.planner.search import objective_seconds, search
 from sbp.planner.solver import Limits, Status, solve
 from sbp.planner.strategies import Strategies
 from sbp.rule import Signature
+from sbp.trace import GraphBuilder
 
 
 class RandomCosts:
@@ -85,6 +88,7 @@ def test_binding_memory_limit(block):
             continue
         bound_cases += 1
         assert memory_profile(found.physical).peak_bytes <= limit, seed
+        assert arena_of(found.physical).size_bytes <= limit, seed
         assert found.lower_bound_seconds == pytest.approx(best, rel=1e-9), seed
         assert found.lower_bound_seconds <= found.objective_seconds * (1 + 1e-9), seed
         if found.status is Status.OPTIMAL:
@@ -238,3 +242,20 @@ def test_what_is_kept_is_made_before_the_forward_phase_lets_go():
     decisions = Decisions({"x": whole}, signatures, {"g": split, "h": whole}, {"y": split}).check(graph, PAIR)
     operations = lower(graph, PAIR, decisions, REAL, BoxingTable(PAIR, REAL)).operations
     assert [getattr(item, "node", "slice") for item in operations] == ["f", "f2", "slice", "b0", "b"]
+
+
+def test_workspace_is_counted():
+    """Of a sort, whose kernel needs more memory than what it reads and makes: the problem's peak is the plan's."""
+    builder = GraphBuilder("sorted")
+    x = builder.source("x", SQUARE)
+    with builder:
+        values, _ = ops.sort(ops.exp(x))
+        graph = builder.finish([values])
+    boxing = BoxingTable(PAIR, REAL)
+    strategies = Strategies(graph, PAIR, REAL, boxing)
+    formulation = formulate(strategies)
+    choice = solve(formulation.problem, Limits(20.0, 1)).choice
+    physical = lower(graph, PAIR, formulation.decode(choice), REAL, boxing)
+    at = next(at for at, op in enumerate(physical.operations) if getattr(op, "op", "") == "sort")
+    assert memory_profile(physical).by_kind[-1, at] > 0
+    assert evaluate(formulation.problem, choice).peak == memory_profile(physical).peak_bytes
