@@ -224,7 +224,7 @@ class ResNet(nn.Module):
 def resnet() -> Example:
     torch.manual_seed(0)
     model = ResNet((1, 1, 1, 1), 4, 10)
-    return Example(model, torch.randn(BATCH, 3, 64, 64), F.cross_entropy, tokens(BATCH, below=10))
+    return Example(model, torch.randn(BATCH, 3, 32, 32), F.cross_entropy, tokens(BATCH, below=10))
 
 
 def _double(channels: int, out: int) -> nn.Sequential:
@@ -354,3 +354,63 @@ HUGGING_FACE: dict[str, Callable[[], Example]] = {
     "Whisper": whisper, "Mamba": mamba,
 }  # fmt: skip
 PLAIN: dict[str, Callable[[], Example]] = {"ResNet-50": resnet, "U-Net": unet, "DLRM": dlrm, "nanoGPT": nano_gpt}
+
+
+# -- comparison with eager PyTorch -------------------------------------------------------------------------------------
+
+
+def arguments_of(example: Example) -> tuple[tuple, dict]:
+    """Positional and keyword arguments of the module's forward."""
+    if isinstance(example.inputs, dict):
+        return (), example.inputs
+    return (example.inputs if isinstance(example.inputs, tuple) else (example.inputs,)), {}
+
+
+def state_of(imported: Any, **inputs: Any) -> dict[str, Any]:
+    """State and inputs of an imported graph: what the module holds, then what is given, the rest as it starts."""
+    from sbp.initial import draw_all
+
+    return {**draw_all(imported.graph), **imported.state_arrays(), **inputs}
+
+
+def feeds_of(example: Example, imported: Any) -> dict[str, Any]:
+    """The graph's inputs and state, holding what the example and its module hold."""
+    positional, keyword = arguments_of(example)
+    feeds = state_of(imported)
+    for name, place in imported.inputs.items():
+        found = example.targets if isinstance(place, tuple) else (keyword if isinstance(place, str) else positional)
+        feeds[name] = (found if isinstance(found, torch.Tensor) else found[place]).numpy()
+    return feeds
+
+
+def errors_against_eager(example: Example, imported: Any) -> tuple[float, float]:
+    """Largest differences of the loss, and of gradients and running statistics, relative to the largest element.
+
+    The graph runs in float64, PyTorch in the module's own float32. It was imported with SGD of rate 1, so that a
+    parameter's old value less its new one is its gradient. Gradients that are zero but for rounding are measured
+    against a hundredth of the largest one.
+    """
+    import copy
+
+    from sbp.interpreter import evaluate
+
+    feeds = feeds_of(example, imported)
+    found = evaluate(imported.graph, feeds)
+    module = copy.deepcopy(example.module).train()
+    positional, keyword = arguments_of(example)
+    output = module(*positional, **keyword)
+    loss = output.loss if example.loss is None else example.loss(output, example.targets)
+    loss.backward()
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    expected = {name: item.grad for name, item in parameters.items() if item.grad is not None}
+    assert set(expected) == {name for name in imported.graph.updates if name in parameters}
+    usual = max(float(gradient.abs().max()) for gradient in expected.values())
+    worst = 0.0
+    for name, gradient in expected.items():
+        difference = abs(feeds[name] - found[name] - gradient.numpy()).max()
+        worst = max(worst, difference / max(float(gradient.abs().max()), 1e-2 * usual))
+    for name in set(imported.graph.updates) & set(buffers):
+        difference = abs(found[name] - buffers[name].numpy()).max()
+        worst = max(worst, difference / max(float(buffers[name].abs().max()), 1e-6))
+    value = float(loss.detach())
+    return abs(float(found[imported.outputs["loss"]]) - value) / abs(value), worst

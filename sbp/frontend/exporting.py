@@ -95,6 +95,10 @@ def inputs_of(module: Any, example: Any, targets: Any) -> Inputs:
         tensors.append(tensor)
     if not tensors:
         raise FrontendError(f"example_inputs of {type(module).__name__} hold no tensor.")
+    for name, tensor in zip(names, tensors):
+        if tensor.is_complex():
+            raise FrontendError(f"{name} holds complex numbers, which have no element type here; pass real and "
+                                "imaginary parts (torch.view_as_real).")  # fmt: skip
     return Inputs(arguments, keywords, targets, tuple(names), tuple(tensors), places)
 
 

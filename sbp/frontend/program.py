@@ -151,6 +151,7 @@ class _Translator:
         self.unknown: list[Unknown] = []
         self.lines: dict[str, str] = {}
         self.folded: dict[str, Any] = {}
+        self.notes: dict[Any, Any] = {}
         self.constants = Constants({}, sizes)
 
     def run(self, nodes: Iterable[Any]) -> None:
@@ -234,7 +235,7 @@ class _Translator:
         entry = translation.find(name)
         reason = ""
         if entry is not None:
-            context = Context(self.builder, types, node, self.constants.value, self.operand)
+            context = Context(self.builder, types, node, self.constants.value, self.operand, self.notes)
             arguments = [self._argument(item, index in entry.by_node) for index, item in enumerate(node.args)]
             options = {
                 key: self._argument(item, key in entry.by_node)

@@ -174,7 +174,7 @@ def import_module(
     )
     aliases = _aliases(module)
     sources, known = _sources(traced, inputs, aliases, module, chosen)
-    outputs, updates = _outputs(traced, training)
+    outputs, updates = _outputs(traced, training, sources)
     done = program.translate(
         name,
         traced.graph.nodes,
@@ -332,7 +332,9 @@ def _type(tensor: Any) -> Any:
     return TensorType(tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2])
 
 
-def _outputs(traced: Any, training: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _outputs(
+    traced: Any, training: bool, sources: Mapping[str, Source]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Name -> node of the outputs, and placeholder -> node of the buffers' next values."""
     import torch
     from torch.export.graph_signature import OutputKind
@@ -350,7 +352,8 @@ def _outputs(traced: Any, training: bool) -> tuple[dict[str, Any], dict[str, Any
         elif spec.kind is OutputKind.USER_OUTPUT:
             given.append(node)
         else:
-            raise FrontendError(f"the module changes its input {spec.target} in place; give it a copy (x.clone()).")
+            name = sources[spec.target].name if spec.target in sources else spec.target
+            raise FrontendError(f"the module changes its input {name} in place; let it change a copy (x.clone()).")
     if training:
         return {"loss": given[0]}, updates
     tree = pytree.tree_unflatten(given, traced.call_spec.out_spec)

@@ -87,6 +87,8 @@ class Context:
         None where it is not known.
     operand
         The symbol that stands for a node of the other framework's graph.
+    notes
+        Kept from one translation to the next of the same program: what was costly to find out.
     """
 
     builder: GraphBuilder
@@ -94,6 +96,7 @@ class Context:
     node: Any
     constant: Callable[[Any], Any]
     operand: Callable[[Any], Any]
+    notes: dict[Any, Any]
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -23,7 +23,10 @@ def scaled_dot_product_attention(
     causal: bool | None = bool(is_causal)
     offset, mask = 0, None
     if attn_mask is not None:
-        band = _band(context, attn_mask, q.shape[2], k.shape[2])
+        key = ("band", attn_mask, q.shape[2], k.shape[2])
+        if key not in context.notes:
+            context.notes[key] = _band(context.constant(attn_mask), q.shape[2], k.shape[2])
+        band = context.notes[key]
         if band is not None:
             offset, low = band
             causal = offset < k.shape[2] - 1
@@ -83,7 +86,7 @@ def _before_expansion(node: Any) -> Any:
     return node
 
 
-def _band(context: Context, node: Any, s: int, t: int) -> tuple[int, int | None] | None:
+def _band(value: Any, s: int, t: int) -> tuple[int, int | None] | None:
     """What a mask known at import says, if it says that query i looks at keys i + low to i + high.
 
     Returns
@@ -93,7 +96,6 @@ def _band(context: Context, node: Any, s: int, t: int) -> tuple[int, int | None]
     """
     import torch
 
-    value = context.constant(node)
     if value is None or value.ndim < 2 or tuple(value.shape[-2:]) != (s, t):
         return None
     for size, stride in zip(value.shape[:-2], value.stride()[:-2]):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sbp.frontend.translation import Context, reshaped, translation
+from sbp.frontend.translation import Context, as_type, reshaped, translation
 from sbp.ops import library as ops
 
 
 @translation("aten.linear")
 def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Any:
     """x @ weight^T + bias, weight (out, in)."""
+    x, weight = as_type(x, context.dtype), as_type(weight, context.dtype)
+    bias = None if bias is None else as_type(bias, context.dtype)
     if len(x.shape) == 1:
         out = reshaped(ops.linear(reshaped(x, (1, *x.shape)), weight), weight.shape[:1])
     else:
@@ -21,6 +23,7 @@ def linear(context: Context, x: Any, weight: Any, bias: Any = None) -> Any:
 @translation("aten.matmul", "aten.mm", "aten.bmm", "aten.mv", "aten.dot")
 def product(context: Context, x: Any, y: Any) -> Any:
     """Matrix product, with vectors and broadcasting as in PyTorch."""
+    x, y = as_type(x, context.dtype), as_type(y, context.dtype)
     left = reshaped(x, (1, *x.shape)) if len(x.shape) == 1 else x
     right = reshaped(y, (*y.shape, 1)) if len(y.shape) == 1 else y
     return reshaped(ops.matmul(left, right), context.shape)
