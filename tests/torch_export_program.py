@@ -76,8 +76,8 @@ def run(case, plan, device_mesh):
     result = {
         "name": case["name"], "seen": seen, "shapes": shapes, "returned": made is module, "counts": counts,
         "others": others, "names": names == [key for key, _ in module.named_parameters()],
-        "said": {kind: numbers[2] for kind, numbers in report.counts().items() if numbers[2]},
-        "planned": {kind: numbers[0] for kind, numbers in report.counts().items() if numbers[0]},
+        "said": {kind: counts.called for kind, counts in report.counts().items() if counts.called},
+        "planned": {kind: counts.planned for kind, counts in report.counts().items() if counts.planned},
         "differences": len(report.differences), "on_host": list(report.on_host), "text": str(report),
     }  # fmt: skip
     if dist.get_rank() == 0:

@@ -9,8 +9,11 @@ from sbp.runtime.torch_report import Difference, ExportReport
 def export_text(report: ExportReport) -> str:
     """The collectives of a step, planned and called, and every difference once with how often it occurs."""
     lines = [f"{report.model} on {report.mesh} in PyTorch"]
-    for kind, (count, size, called, moved) in report.counts().items():
-        lines.append(f"  {kind}: {count} planned ({bytes_text(size)}), {called} called ({bytes_text(moved)})")
+    for kind, counts in report.counts().items():
+        lines.append(
+            f"  {kind}: {counts.planned} planned ({bytes_text(counts.planned_bytes)}), "
+            f"{counts.called} called ({bytes_text(counts.called_bytes)})"
+        )
     if not report.differences:
         lines.append("  everything is as planned")
     groups: dict[tuple[str, str, str], list[Difference]] = {}

@@ -17,13 +17,12 @@ from sbp.frontend.torch import Imported
 from sbp.initial import draw
 from sbp.layout import broadcast_layout
 from sbp.planner.boxing import Step
-from sbp.planner.physical import Box
 from sbp.planner.plan import Plan
 from sbp.runtime.torch_autograd import PlannedStep
 from sbp.runtime.torch_gradients import gradients_of, seed_of
 from sbp.runtime.torch_homes import differences_of, homes_of
 from sbp.runtime.torch_program import ExportError, Mover, Table, TorchProgram
-from sbp.runtime.torch_report import Collective, Difference, ExportReport, collectives_of
+from sbp.runtime.torch_report import Collective, Difference, ExportReport, collectives_of, steps_of
 from sbp.runtime.torch_tensors import Distributor, Places, check_like, feeds_of, identity, places_of
 
 KNOWN_START = ("zeros", "ones", "constant", "arange")
@@ -128,21 +127,20 @@ class TorchExport:
             plan.graph.name,
             plan.mesh,
             tuple(self._differences),
-            collectives_of(plan.physical.operations, plan.mesh),
+            collectives_of(plan.physical, plan.physical.operations),
             self.collectives("forward") + self.collectives("backward"),
             tuple(sorted(self._backend.on_host)),
         )
 
     def collectives(self, part: str) -> tuple[Collective, ...]:
         """Those of "forward" in training, of "backward", or of "evaluation"; parameters' own after the program's."""
-        operations = [self.plan.physical.operations[number] for number in getattr(self._program.parts, part)]
-        paths = [home.collect if part == "backward" else home.gather for home in self.homes.values()]
-        boxes = [
-            Box(step.kind, step.mesh_axis, (0,), (0,), part, step.seconds, step.bytes)
-            for path in paths
-            for step in path
-        ]
-        return collectives_of([*operations, *boxes], self.plan.mesh)
+        plan = self.plan
+        operations = [plan.physical.operations[number] for number in getattr(self._program.parts, part)]
+        found = collectives_of(plan.physical, operations)
+        for name, home in self.homes.items():
+            steps = home.collect if part == "backward" else home.gather
+            found += steps_of(steps, plan.graph.values[name].type, plan.mesh, part)
+        return found
 
     # -- the module --------------------------------------------------------------------------------------------------
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sbp.layout import Layout, Split
 from sbp.mesh import Mesh
-from sbp.planner.physical import COLLECTIVES, Box, Operation
+from sbp.operator import TensorType
+from sbp.planner.boxing import Step
+from sbp.planner.physical import COLLECTIVES, Box, Operation, PhysicalPlan
 
 
 @dataclass(frozen=True)
@@ -37,27 +40,79 @@ class Difference:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective that a rank calls in a step: its kind, mesh axis, and bytes of what it sends and receives.
+    """One collective that a rank calls in a step: its kind, mesh axis and phase.
 
-    `bytes` is the larger of the local tensors before and after, as the plan prices it.
+    Attributes
+    ----------
+    bytes
+        The larger of the rank's tensors before and after, as the plan prices it.
+    sent
+        The same as PyTorch is given it: for gathers and reduce-scatters uneven shards are padded to equal ones.
     """
 
     kind: str
     axis: str
     bytes: int
+    sent: int
     phase: str
 
 
-def collectives_of(operations: Sequence[Operation], mesh: Mesh) -> tuple[Collective, ...]:
-    """The collectives among operations; those that have nobody to talk to, or nothing to say, are not called."""
+def collectives_of(physical: PhysicalPlan, operations: Iterable[Operation]) -> tuple[Collective, ...]:
+    """The collectives among operations of a program."""
+    registers = physical.registers
     return tuple(
-        Collective(operation.kind, mesh.names[operation.mesh_axis], operation.bytes, operation.phase)
+        collective(
+            operation.kind,
+            operation.mesh_axis,
+            registers[operation.inputs[0]].type,
+            registers[operation.inputs[0]].layout,
+            registers[operation.outputs[0]].layout,
+            physical.mesh,
+            operation.bytes,
+            operation.phase,
+        )
         for operation in operations
-        if isinstance(operation, Box)
-        and operation.kind in COLLECTIVES
-        and mesh.shape[operation.mesh_axis] > 1
-        and operation.bytes
+        if isinstance(operation, Box) and is_called(operation.kind, operation.mesh_axis, physical.mesh, operation.bytes)
     )
+
+
+def steps_of(steps: Iterable[Step], kind: TensorType, mesh: Mesh, phase: str) -> tuple[Collective, ...]:
+    """The collectives among boxing steps of a value."""
+    return tuple(
+        collective(step.kind, step.mesh_axis, kind, step.before, step.after, mesh, step.bytes, phase)
+        for step in steps
+        if is_called(step.kind, step.mesh_axis, mesh, step.bytes)
+    )
+
+
+def is_called(kind: str, axis: int, mesh: Mesh, size: int) -> bool:
+    """Collectives with nobody to talk to, or nothing to say, are not called."""
+    return kind in COLLECTIVES and mesh.shape[axis] > 1 and size > 0
+
+
+def collective(
+    kind: str, axis: int, type: TensorType, before: Layout, after: Layout, mesh: Mesh, size: int, phase: str
+) -> Collective:
+    """One collective, with the bytes it has when uneven shards are padded."""
+    sent = size
+    split = {"all_gather": before, "reduce_scatter": after}.get(kind)
+    if split is not None:
+        whole, sbp = (after if kind == "all_gather" else before), split[axis]
+        assert isinstance(sbp, Split)
+        length = whole.local_shape(type.shape, mesh.shape)[sbp.axis]
+        parts = mesh.shape[axis]
+        sent = size // length * (-(-length // parts) * parts)
+    return Collective(kind, mesh.names[axis], size, sent, phase)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Collectives of one kind in a step: number and bytes of the planned ones, and of those that PyTorch is to call."""
+
+    planned: int
+    planned_bytes: int
+    called: int
+    called_bytes: int
 
 
 @dataclass(frozen=True)
@@ -83,13 +138,15 @@ class ExportReport:
     expected: tuple[Collective, ...]
     on_host: tuple[str, ...] = ()
 
-    def counts(self) -> Mapping[str, tuple[int, int, int, int]]:
-        """Kind -> number and bytes of the planned collectives, number and bytes of the expected ones."""
+    def counts(self) -> Mapping[str, Counts]:
+        """Kind -> how many are planned and called, and their bytes."""
         found = {}
         for kind in COLLECTIVES:
-            pair = [[c.bytes for c in some if c.kind == kind] for some in (self.planned, self.expected)]
-            if pair[0] or pair[1]:
-                found[kind] = (len(pair[0]), sum(pair[0]), len(pair[1]), sum(pair[1]))
+            planned, called = ([c for c in some if c.kind == kind] for some in (self.planned, self.expected))
+            if planned or called:
+                found[kind] = Counts(
+                    len(planned), sum(c.bytes for c in planned), len(called), sum(c.sent for c in called)
+                )
         return found
 
     @property
