@@ -3,7 +3,8 @@
     python benchmarks/published_runs.py runs.csv runs_vtrain_single_node.csv
     python benchmarks/published_runs.py --fit all ...       the constants that fit best, beside those of the package
     python benchmarks/published_runs.py --fit korthikanti ...   fitted on Korthikanti et al. alone, the others held out
-    python benchmarks/published_runs.py --fit cross ...         each source held out in turn
+    python benchmarks/published_runs.py --fit sources ...       Megatron's constants with each of their sets held out
+    python benchmarks/published_runs.py --fit halves ...        every second row held out
 
 A constant is named by where it is: `kernels.last_wave` (sbp/planner/kernels.py), `step.straggling`
 (sbp/planner/replay/step.py), `framework.NAME.TRAIT` (sbp/planner/frameworks.yaml), `device.NAME.FIELD` and
@@ -179,7 +180,7 @@ def errors(predictor: Predictor, rows: Sequence[Row]) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+")
-    parser.add_argument("--fit", nargs="?", const="all", choices=("all", "korthikanti", "cross"))
+    parser.add_argument("--fit", nargs="?", const="all", choices=("all", "korthikanti", "sources", "halves"))
     arguments = parser.parse_args()
     began = time.perf_counter()
     rows = rows_of(arguments.files)
@@ -192,8 +193,11 @@ def main() -> None:
         if row.configuration is not None and row.seconds:
             sets.setdefault(set_of(row), []).append(row)
     package = Predictor()
-    if arguments.fit == "cross":
-        held_out(sets, package)
+    if arguments.fit == "sources":
+        held_out_sources(sets, package)
+        return
+    if arguments.fit == "halves":
+        held_out_halves(sets, package)
         return
     groups = FITTED
     if arguments.fit == "korthikanti":
@@ -212,15 +216,28 @@ def main() -> None:
         print(f"{name:24s} {len(members):5d} {a:8.2f} {b:8.2f}")
 
 
-def held_out(sets: Mapping[str, Sequence[Row]], package: Predictor) -> None:
-    """Each set predicted with constants fitted on the others."""
+def held_out_sources(sets: Mapping[str, Sequence[Row]], package: Predictor) -> None:
+    """Each set that Megatron's constants are fitted on, predicted with constants fitted on the others."""
     print(f"{'held out':24s} {'rows':>5s} {'held out':>9s} {'package':>8s}   mean absolute error, %")
-    for name, members in sets.items():
-        if name not in SETS:
-            continue
-        found = fit(FITTED, {other: rows for other, rows in sets.items() if other != name}, most=100)
+    groups = {"megatron": FITTED["megatron"]}
+    for name in FIT_SETS["megatron"]:
+        members = sets[name]
+        found = fit(groups, {other: rows for other, rows in sets.items() if other != name}, most=60)
         a, b = (100 * np.abs(errors(p, members)).mean() for p in (Predictor(found), package))
         print(f"{name:24s} {len(members):5d} {a:9.2f} {b:8.2f}", flush=True)
+
+
+def held_out_halves(sets: Mapping[str, Sequence[Row]], package: Predictor) -> None:
+    """Every second row of each set, predicted with constants fitted on the others."""
+    fitted = {name: members[::2] for name, members in sets.items() if name in SETS}
+    predictor = Predictor(fit(FITTED, fitted, most=60))
+    print(f"{'set':24s} {'rows':>5s} {'fitted':>8s} {'held out':>9s} {'package':>8s}   mean absolute error, %")
+    for name, members in fitted.items():
+        other = sets[name][1::2]
+        seen, unseen = (100 * np.abs(errors(predictor, rows)).mean() for rows in (members, other))
+        print(
+            f"{name:24s} {len(other):5d} {seen:8.2f} {unseen:9.2f} {100 * np.abs(errors(package, other)).mean():8.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def run(**changes):
         "sequence": 256,
     }
     given |= changes
-    ranks = given["tp"] * given["pp"] * given["dp"]
+    ranks = given["tp"] * given["pp"] * given["dp"] * given.get("cp", 1)
     cluster = given.pop("cluster", None) or for_ranks(Cluster.preset("a100-80g"), ranks)
     framework = given.pop("framework")
     traits = Framework.named(framework) if isinstance(framework, str) else framework
@@ -172,6 +172,17 @@ def test_recompute_costs_time_and_saves_memory():
     assert full.hfu == pytest.approx(full.mfu * 4 / 3, rel=0.1)
 
 
+def test_context_parallel_ranks_share_the_sequence():
+    """Each has a part of the tokens, and attends to all of them; parameters are replicated over them."""
+    long = {"model": gpt(heads=16, hidden=1024), "sequence": 32768, "tp": 1, "pp": 1, "micro_batch": 1, "zero": 1}
+    one = predict(run(**long, dp=1, cp=1, global_batch=1, framework="megatron-core"))
+    four = predict(run(**long, dp=1, cp=4, global_batch=1, framework="megatron-core"))
+    assert 3.0 < one.step_seconds / four.step_seconds < 4.0
+    assert four.memory[0].activations == pytest.approx(one.memory[0].activations / 4)
+    assert four.memory[0].optimizer == one.memory[0].optimizer / 4
+    assert four.mfu > 0.75 * one.mfu
+
+
 def test_zero_shares_state_by_level():
     memory = [predict(run(tp=1, pp=1, dp=8, zero=level)).memory[0] for level in range(4)]
     assert [m.optimizer for m in memory] == [memory[0].optimizer] + [memory[0].optimizer / 8] * 3
@@ -228,7 +239,7 @@ def test_a_layer_of_uneven_stages_goes_first_and_embeddings_can_count():
         ({"schedule": "interleaved:3", "model": gpt(layers=7)}, "do not divide into 2 stages x 3 chunks"),
         ({"schedule": "often"}, "no schedule is called 'often'"),
         ({"recompute": "some"}, "recompute must be one of"),
-        ({"zero": 3}, "zero 3 is replayed without"),
+        ({"cp": 3, "dp": 1, "tp": 1}, "does not divide into 3 parts"),
         ({"micro_batch": 0}, "micro_batch must be a whole number"),
     ],
 )

@@ -32,8 +32,9 @@ class Configuration:
         Resized to the ranks in use by `for_ranks`.
     sequence
         Tokens of a sequence.
-    tp, pp, dp
-        Ranks along each axis: tensor parallel, pipeline stages, data parallel replicas.
+    tp, pp, dp, cp
+        Ranks along each axis: tensor parallel, pipeline stages, data parallel replicas, and context parallel, of which
+        each holds a part of every sequence.
     micro_batch, global_batch
         Sequences of one micro-batch on one replica, and of one step on all.
     schedule
@@ -58,6 +59,7 @@ class Configuration:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    cp: int = 1
     micro_batch: int = 1
     global_batch: int = 1
     schedule: str = "1f1b"
@@ -67,7 +69,7 @@ class Configuration:
     precision: str = "mixed"
 
     def __post_init__(self) -> None:
-        for name in ("sequence", "tp", "pp", "dp", "micro_batch", "global_batch"):
+        for name in ("sequence", "tp", "pp", "dp", "cp", "micro_batch", "global_batch"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise PlanError(f"replay: {name} must be a whole number of at least 1, got {value!r}.")
@@ -91,7 +93,8 @@ class Configuration:
         model = self.model
         if self.ranks != self.cluster.size:
             raise PlanError(
-                f"replay: tp {self.tp} x pp {self.pp} x dp {self.dp} = {self.ranks} ranks, but {self.cluster} has "
+                f"replay: tp {self.tp} x pp {self.pp} x dp {self.dp} x cp {self.cp} = {self.ranks} ranks, but "
+                f"{self.cluster} has "
                 f"{self.cluster.size}; give --nodes, or other sizes."
             )
         if self.global_batch % (self.micro_batch * self.dp):
@@ -123,15 +126,19 @@ class Configuration:
         ):
             if size % self.tp:
                 raise PlanError(f"replay: tp {self.tp} does not divide the {size} {name} of the model.")
-        if self.sequence_parallel and self.sequence % self.tp:
-            raise PlanError(f"replay: tp {self.tp} does not divide the sequence of {self.sequence}.")
-        if self.zero == 3 and (self.tp > 1 or self.pp > 1):
-            raise PlanError("replay: zero 3 is replayed without tensor and pipeline parallelism; use tp 1 and pp 1.")
+        parts = self.cp * (self.tp if self.sequence_parallel else 1)
+        if self.sequence % parts:
+            raise PlanError(f"replay: a sequence of {self.sequence} does not divide into {parts} parts (tp and cp).")
 
     @property
     def ranks(self) -> int:
         """All of them."""
-        return self.tp * self.pp * self.dp
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: they reduce gradients, and share what `zero` says."""
+        return self.dp * self.cp
 
     @property
     def chunks(self) -> int:
@@ -152,9 +159,10 @@ class Configuration:
 
     @cached_property
     def padded_model(self) -> ModelConfig:
-        """The model with the vocabulary that every rank holds an equal part of."""
+        """The model with the vocabulary that every rank holds an equal part of, and positions for the sequence."""
         unit = self.framework.vocabulary_multiple * self.tp
-        return replace(self.model, vocabulary=-(-self.model.vocabulary // unit) * unit)
+        vocabulary = -(-self.model.vocabulary // unit) * unit
+        return replace(self.model, vocabulary=vocabulary, positions=max(self.model.positions, self.sequence))
 
     @cached_property
     def layers_of_chunk(self) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ def stage_memories(
 
 
 def _stage(run: Configuration, program: Program, elements: int, stage: int, in_flight: int) -> StageMemory:
-    share = [run.dp if run.zero >= level else 1 for level in (3, 2, 1)]
+    share = [run.replicas if run.zero >= level else 1 for level in (3, 2, 1)]
     value = 4 if run.precision == "f32" else 2
     state = 8 if run.precision == "f32" else 12  # two moments, and the float32 master weight of 16-bit ones
     layers = run.layers_of_chunk[stage :: run.pp]
@@ -76,9 +76,9 @@ def _stage(run: Configuration, program: Program, elements: int, stage: int, in_f
     if stage == 0:
         activations += in_flight * program.activations["embedding"] / run.chunks
     if stage == run.pp - 1:
-        logits = run.micro_batch * run.sequence * run.padded_model.vocabulary / run.tp
+        logits = run.micro_batch * run.sequence / run.cp * run.padded_model.vocabulary / run.tp
         working = max(working, program.activations["head"] + WIDE_LOGIT_BYTES * logits)
-    if run.zero == 3 and run.dp > 1:
+    if run.zero == 3 and run.replicas > 1:
         working += 2 * value * program.parameters["layer"] + value * program.tied
     return StageMemory(
         value * elements / share[0],
@@ -97,4 +97,4 @@ def _scores_bytes(run: Configuration) -> float:
     each = 5 if run.framework.attention_dropout else 2
     if run.precision == "f32":
         each = 9 if run.framework.attention_dropout else 4
-    return each * run.micro_batch * run.model.heads / run.tp * run.sequence**2
+    return each * run.micro_batch * run.model.heads / run.tp * run.sequence**2 / run.cp

@@ -11,10 +11,14 @@ from sbp.planner.kernels import Kernels
 from sbp.planner.replay.program import PARTS, Kernel, Program
 
 Collective = Callable[[str, float], float]
-"""(kind, bytes per rank) -> seconds along the tensor-parallel axis."""
+"""(kind, bytes per rank) -> seconds along one axis."""
 
 UNFUSED_SOFTMAX_KERNELS = 9
 """Scale, mask, two casts and a softmax of five passes, where the fused one does not take the sizes."""
+
+
+LEAST_EXPOSED_RING = 0.1
+"""Part of the exchange of keys and values that attention does not hide: the first chunk's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +62,22 @@ def priced(
     collective: Collective,
     accumulates: bool,
     product_type: str | None = None,
+    context: tuple[int, Collective] | None = None,
 ) -> Prices:
     """Seconds of every part of a program.
 
     Parameters
     ----------
+    collective
+        Along the tensor-parallel axis.
     accumulates
         Whether gradients of several micro-batches are added up.
     product_type
         Element type of the layers' products, where that is another than the values'.
+    context
+        Ranks that each hold a part of the sequence, and collectives along their axis: keys and values go round.
     """
-    pricing = _Pricing(kernels, framework, collective, accumulates or framework.gradient_bytes > 2)
+    pricing = _Pricing(kernels, framework, collective, accumulates or framework.gradient_bytes > 2, context)
     found: Prices = {}
     for part in PARTS:
         for phase in ("forward", "backward"):
@@ -86,6 +95,7 @@ class _Pricing:
     framework: Framework
     collective: Collective
     accumulates: bool
+    context: tuple[int, Collective] | None
 
     def kernel(self, kernel: Kernel, part: str, product_type: str | None) -> Phase:
         if kernel.kind == "memory":
@@ -117,15 +127,24 @@ class _Pricing:
         return Phase(compute=self.kernels.memory_seconds(kernel.parameters * (made + 2 * kept)), launches=1)
 
     def attention(self, kernel: Kernel) -> Phase:
-        batch, heads, queries, keys, size, causal = kernel.sizes
+        batch, heads, queries, keys, size, key_heads, causal = kernel.sizes
         backward = kernel.kind == "attention_backward"
         count = batch * heads
+        moved = 0.0
+        if self.context is not None:
+            ways, collective = self.context
+            keys *= ways
+            moved = 2.0 * batch * key_heads * keys * size * SIZES[kernel.dtype]
+            moved = collective("all_gather", moved) + (collective("reduce_scatter", moved) if backward else 0.0)
         if self.framework.attention == "fused":
-            pairs = queries * keys - (min(queries, keys) ** 2 / 2 if causal else 0.0)
+            # Ranks take two chunks of a causal sequence each, so that all have half of the pairs.
+            pairs = queries * keys * (0.5 if causal else 1.0)
             flops = (10.0 if backward else 4.0) * count * pairs * size  # 5 products in backward, 2 in forward
             seconds = self.kernels.fused_attention_seconds(flops, kernel.dtype)
-            return Phase(compute=seconds, attention=seconds, launches=2 if backward else 1)
-        return self.stored_attention(count, queries, keys, size, kernel.dtype, backward)
+            found = Phase(compute=seconds, attention=seconds, launches=2 if backward else 1)
+        else:
+            found = self.stored_attention(count, queries, keys, size, kernel.dtype, backward)
+        return found + Phase(collectives=max(moved - found.compute, LEAST_EXPOSED_RING * moved))
 
     def stored_attention(self, count: int, queries: int, keys: int, size: int, dtype: str, backward: bool) -> Phase:
         width, passes = SIZES[dtype], self.kernels.scores_pass_seconds

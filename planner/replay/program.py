@@ -55,7 +55,8 @@ class Kernel:
     kind
         "product", "attention", "attention_backward", "memory", or one of `COLLECTIVES`.
     sizes
-        Of a product (batch, m, n, k); of attention (batch, heads, queries, keys, head size, causal).
+        Of a product (batch, m, n, k); of attention (batch, heads, queries, keys, head size, key heads,
+        causal).
     bytes
         What a memory kernel reads and writes, or the payload of a collective.
     fused_bytes
@@ -199,7 +200,7 @@ def _extract(graph: Graph, physical: PhysicalPlan) -> Program:
         if operation.op in ("attention", "attention_backward"):
             chain = set()
             q, k = local[0 if operation.op == "attention" else 1], local[1 if operation.op == "attention" else 2]
-            sizes = (q[0], q[1], q[2], k[2], q[3], int(bool(node.attributes.get("causal"))))
+            sizes = (q[0], q[1], q[2], k[2], q[3], k[1], int(bool(node.attributes.get("causal"))))
             kernels.append(Kernel(op.name, operation.op, sizes, moved, moved, True, types[0].dtype))
             continue
         fused, starts = moved, True

@@ -19,23 +19,29 @@ from sbp.planner.cluster import Cluster
 from sbp.planner.frameworks import Framework
 from sbp.planner.replay.configuration import Configuration, ModelConfig, for_ranks
 
-DEVICES = {
-    "V100-32G-SXM2": "v100-32g",
-    "V100-16G-SXM2": "v100-16g",
-    "A100-SXM": "a100-80g",
-    "A100-40G-SXM": "a100-40g",
-    "A100-80G-SXM": "a100-80g",
-    "A100-80G-SXM(Ampere)": "a100-80g",
-    "A100-80G-PCIe": "a100-80g-pcie",
-    "H100-80G-SXM": "h100",
-    "H100-PCIe": "h100-pcie",
-    "H100-96G-HBM2e-500W (Meta Grand Teton)": "h100-96g",
-    "H200-141G-SXM": "h200",
-    "H800-80G-SXM": "h800",
-    "B200-SXM": "b200",
-    "B300-SXM": "b300",
-}
-"""Name of a device in the file -> cluster preset."""
+DEVICES = (
+    (r"V100.*32", "v100-32g"),
+    (r"V100", "v100-16g"),
+    (r"A100.*40", "a100-40g"),
+    (r"A100.*PCIe", "a100-80g-pcie"),
+    (r"A100", "a100-80g"),
+    (r"H100.*96", "h100-96g"),
+    (r"H100.*PCIe", "h100-pcie"),
+    (r"H100", "h100"),
+    (r"H200", "h200"),
+    (r"H800", "h800"),
+    (r"GB200", "gb200"),
+    (r"GB300", "gb300"),
+    (r"B200", "b200"),
+    (r"B300", "b300"),
+    (r"MI250", "mi250x"),
+    (r"MI300", "mi300x"),
+    (r"MI325", "mi325x"),
+    (r"910B([1-4])", "ascend-910b"),
+    (r"TPU ?v4", "tpu-v4"),
+    (r"4090", "rtx-4090"),
+)
+"""Pattern of a device's name in the file -> cluster preset; the first that matches."""
 
 FRAMEWORKS = (
     (r"Megatron-LM 2021", "", "megatron-2021"),
@@ -45,12 +51,15 @@ FRAMEWORKS = (
     (r"Megatron-DeepSpeed", r"bigscience", "bigscience"),
     (r"Megatron-DeepSpeed", "", "megatron-deepspeed"),
     (r"GPT-NeoX", "", "gpt-neox"),
+    (r"MaxText|T5X|Pathways|Alpa|JAX|XLA", "", "xla"),
+    (r"torchtitan|TorchTitan", "", "torchtitan"),
     (r"llm-foundry|FSDP|ZeRO|SMP", "", "fsdp-llm-foundry"),
     (r"NeMo|NGC Megatron", "", "nemo"),
     (r"MegaScale", "", "megascale"),
     (r"OneFlow", "", "oneflow"),
     (r"Megatron-LM", "", "megatron-2022"),
-    (r"PyTorch|NGC|torchtitan|Meta internal", "", "pytorch"),
+    (r"Meta internal|Llama", "", "torchtitan"),
+    (r"PyTorch|NGC", "", "pytorch"),
 )
 """Patterns of a row's framework and source -> traits; the first that matches."""
 
@@ -138,9 +147,8 @@ def configuration_of(values: Mapping[str, str]) -> Configuration:
         What the row does not state and cannot be assumed, or what cannot be replayed.
     """
     tp, pp, dp = (_whole(values, name) for name in ("tp", "pp", "dp"))
-    for name, what in (("cp", "context parallelism"), ("ep", "expert parallelism")):
-        if (_optional(values, name) or 1) != 1:
-            raise PlanError(f"{what} is not replayed")
+    if (_optional(values, "ep") or 1) != 1:
+        raise PlanError("expert parallelism is not replayed")
     cluster = cluster_of(values)
     traits = framework_of(values)
     micro_batch, total = int(_optional(values, "micro_batch") or 1), _whole(values, "global_batch")
@@ -152,6 +160,8 @@ def configuration_of(values: Mapping[str, str]) -> Configuration:
     recompute = values.get("recompute", "") or "none"
     if recompute.startswith("unknown"):
         recompute = "selective" if traits.attention == "stored" else "none"
+    if recompute.startswith("partial"):
+        recompute = "selective"
     if recompute not in ("none", "selective", "full"):
         raise PlanError(f"recompute {recompute!r} is not replayed")
     run = Configuration(
@@ -162,6 +172,7 @@ def configuration_of(values: Mapping[str, str]) -> Configuration:
         tp=tp,
         pp=pp,
         dp=dp,
+        cp=int(_optional(values, "cp") or 1),
         micro_batch=micro_batch,
         global_batch=rounded,
         schedule=f"interleaved:{chunks}" if chunks > 1 and pp > 1 else "1f1b",
@@ -199,11 +210,16 @@ def framework_of(values: Mapping[str, str]) -> Framework:
 
 def cluster_of(values: Mapping[str, str]) -> Cluster:
     """The cluster of a row: its device's preset, with the network's bandwidth as the row states it."""
-    preset = DEVICES.get(values["gpu"])
-    if preset is None:
-        raise PlanError(f"no cluster preset has the device {values['gpu']!r}")
+    preset = _preset(values["gpu"])
     ranks, per_node = _whole(values, "gpus"), int(_optional(values, "gpus_per_node") or 8)
     return _cluster(preset, _optional(values, "inter_node_bw"), ranks, per_node)
+
+
+def _preset(device: str) -> str:
+    for pattern, preset in DEVICES:
+        if found := re.search(pattern, device):
+            return preset + "".join(found.groups())
+    raise PlanError(f"no cluster preset has the device {device!r}")
 
 
 @lru_cache(maxsize=1024)

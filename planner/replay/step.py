@@ -50,11 +50,11 @@ def priced_program(
     # Runs that differ in layers and batches only have one program, which is found and priced once.
     return _priced(
         replace(run.padded_model, layers=1),
-        run.sequence,
+        run.sequence // run.cp,
         run.micro_batch,
         run.sequence_parallel,
         run.precision,
-        (run.pp, run.dp, run.tp),
+        (run.pp, run.dp, run.cp, run.tp),
         run.framework,
         run.micro_batches > 1,
         costs,
@@ -69,22 +69,26 @@ def _priced(
     micro_batch: int,
     sequence_parallel: bool,
     precision: str,
-    ranks: tuple[int, int, int],
+    ranks: tuple[int, int, int, int],
     framework: Framework,
     accumulates: bool,
     costs: AnalyticCostModel,
     constants: KernelConstants,
 ) -> tuple[Program, Prices]:
     wide = "f32" if precision == "f32" else "mixed"
-    found = program(model, ranks[2], sequence_parallel, micro_batch, sequence, wide)
-    mesh = Mesh(ranks, ("pp", "dp", "tp"))
+    found = program(model, ranks[3], sequence_parallel, micro_batch, sequence, wide)
+    mesh = Mesh(ranks, ("pp", "dp", "cp", "tp"))
 
-    def collective(kind: str, bytes: float) -> float:
-        return costs.collective_seconds(kind, mesh, 2, bytes) * (1.0 - framework.tensor_overlap)
+    def along_tp(kind: str, bytes: float) -> float:
+        return costs.collective_seconds(kind, mesh, 3, bytes) * (1.0 - framework.tensor_overlap)
+
+    def along_cp(kind: str, bytes: float) -> float:
+        return costs.collective_seconds(kind, mesh, 2, bytes)
 
     kernels = Kernels(costs.cluster.device, constants)
     product_type = "fp8" if precision == "fp8" else None
-    return found, priced(found, kernels, framework, collective, accumulates, product_type)
+    context = (ranks[2], along_cp) if ranks[2] > 1 else None
+    return found, priced(found, kernels, framework, along_tp, accumulates, product_type, context)
 
 
 def step_pipeline(
@@ -177,7 +181,7 @@ class StepBuilder:
     def sharding_seconds(self, phase: str, hidden: float) -> float:
         """What a layer waits for gathered parameters (ZeRO-3) and for gradients reduced in every micro-batch."""
         run = self.run
-        if run.dp == 1 or not (run.zero == 3 or self.reduces_often):
+        if run.replicas == 1 or not (run.zero == 3 or self.reduces_often):
             return 0.0
         bytes = 2.0 * self.program.parameters["layer"]
         moved = 0.0
@@ -193,7 +197,8 @@ class StepBuilder:
         if run.pp == 1:
             return 0.0
         sources = range(run.tp)
-        targets = range(run.dp * run.tp, run.dp * run.tp + run.tp)
+        stage = run.replicas * run.tp
+        targets = range(stage, stage + run.tp)
         if run.sequence_parallel:
             pair = (sources[:1], targets[:1])
             return stage_transfer_seconds(run.cluster, *pair, self.program.stream_bytes, scatter=False)
@@ -256,7 +261,7 @@ class StepBuilder:
     def optimizer_seconds(self, elements: int) -> float:
         """Adam on a rank's share of the state, after passes over its gradients."""
         run = self.run
-        share = run.dp if run.zero >= 1 else 1
+        share = run.replicas if run.zero >= 1 else 1
         gradient = run.framework.gradient_bytes
         moved = elements * (OPTIMIZER_BYTES + gradient) / share
         moved += elements * GRADIENT_PASSES * gradient / (share if run.zero >= 2 else 1)
@@ -265,7 +270,7 @@ class StepBuilder:
 
     def over_replicas(self, kind: str, bytes: float) -> float:
         run = self.run
-        mesh = Mesh((run.pp, run.dp, run.tp), ("pp", "dp", "tp"))
+        mesh = Mesh((run.pp, run.replicas, run.tp), ("pp", "dp", "tp"))
         return self.costs.collective_seconds(kind, mesh, 1, bytes)
 
 

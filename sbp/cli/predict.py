@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
 @click.option("--dp", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel replicas.")
+@click.option("--cp", type=click.IntRange(min=1), default=1, show_default=True, help="Context-parallel ranks.")
 @click.option("--micro-batch", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--global-batch", type=click.IntRange(min=1), required=True)
 @click.option("--schedule", default="1f1b", show_default=True, metavar="NAME", help="1f1b, gpipe or interleaved:2.")
@@ -60,7 +61,7 @@ def predict(trace: Path | None, as_json: bool, **options: Any) -> None:
 
 def _configuration(
     model: str, layers: int, hidden: int, heads: int, kv_heads: int | None, ffn: int | None, seq: int, vocab: int,
-    cluster: str, devices_per_node: int | None, framework: str, tp: int, pp: int, dp: int, **rest: Any,
+    cluster: str, devices_per_node: int | None, framework: str, tp: int, pp: int, dp: int, cp: int, **rest: Any,
 ) -> Configuration:  # fmt: skip
     from sbp.models.bert import BertConfig
     from sbp.models.gpt import GPTConfig
@@ -79,9 +80,9 @@ def _configuration(
         sizes = LlamaConfig(layers, heads, kv_heads or heads, hidden, wide, vocab, seq)
     else:
         sizes = BertConfig(layers, heads, hidden, wide, vocab, seq)
-    machine = for_ranks(Cluster.resolve(cluster, None, devices_per_node), tp * pp * dp)
+    machine = for_ranks(Cluster.resolve(cluster, None, devices_per_node), tp * pp * dp * cp)
     rest["sequence"] = seq
-    return Configuration(sizes, machine, Framework.named(framework), tp=tp, pp=pp, dp=dp, **rest)
+    return Configuration(sizes, machine, Framework.named(framework), tp=tp, pp=pp, dp=dp, cp=cp, **rest)
 
 
 def _print(prediction: Prediction) -> None:
