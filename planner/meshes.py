@@ -7,6 +7,7 @@ import math
 from sbp.errors import MeshError
 from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster
+from sbp.wording import counted
 
 
 def candidate_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
@@ -26,7 +27,8 @@ def check_mesh(mesh: Mesh, cluster: Cluster) -> Mesh:
     """Raise `MeshError` unless the mesh has as many ranks as the cluster has devices."""
     if mesh.size != cluster.size:
         raise MeshError(
-            f"{mesh} has {mesh.size} ranks, but the cluster {cluster.name} has {cluster.nodes} nodes x "
-            f"{cluster.devices_per_node} devices = {cluster.size}; choose sizes whose product is {cluster.size}."
+            f"{mesh} has {counted(mesh.size, 'rank')}, but the cluster {cluster.name} has "
+            f"{counted(cluster.nodes, 'node')} x {counted(cluster.devices_per_node, 'device')} = {cluster.size}; "
+            f"choose sizes whose product is {cluster.size}."
         )
     return mesh

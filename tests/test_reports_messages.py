@@ -82,12 +82,12 @@ def test_r152_the_product_of_sizes_is_said_with_its_factors():
     with pytest.raises(SbpError) as error:
         auto_parallel(program(), cluster, mesh=Mesh((1, 2, 2, 1), ("tp", "pp", "ep", "etp")))
     message = str(error.value)
-    assert "tp=1" in message and "pp=2" in message and "6" in message
+    assert "mesh(tp=1, pp=2, ep=2, etp=1) has 4 ranks" in message and "1 node x 6 devices = 6" in message
 
 
 def test_r168_the_number_of_signatures_follows_the_axes_not_the_devices():
     counts = [len(signatures(ops.matmul, "f32[16,16]", "f32[16,16]", mesh=mesh)) for mesh in ((1, 4), (1, 8), (2, 4))]
-    assert counts[0] == counts[1] <= counts[2]
+    assert counts[0] == counts[1] < counts[2]
 
 
 def test_r127_some_axes_of_a_mesh_in_its_order():

@@ -96,7 +96,7 @@ def test_r163_a_plan_is_not_applied_to_another_mesh(saved):
         plan.run(steps=1, communicator=InProcessCommunicator(2))
     data = json.loads(saved.read_text())
     data["mesh"]["shape"] = [1]
-    with pytest.raises(MeshError, match=r"mesh\(x=1\) has 1 ranks, but .* = 4"):
+    with pytest.raises(MeshError, match=r"mesh\(x=1\) has 1 rank, but .* = 4"):
         Plan.from_json(data)
     data["cluster"]["nodes"], data["cluster"]["devices_per_node"] = 1, 1
     with pytest.raises(PlanError, match="objective_seconds is .* but the plan of the file costs"):

@@ -312,6 +312,9 @@ def test_r104_a_limit_that_is_too_short_still_gives_a_bounded_choice():
     assert found.gap == pytest.approx((found.objective - found.lower_bound) / found.objective)
     if found.status is Status.FEASIBLE:
         assert found.gap > 0
+        assert not found.statistics["reproducible"], "the clock decided when to stop, and it says so"
+    small = _problem(8, [3] * 8, [(at, at + 1) for at in range(7)], rng)
+    assert solve(small, Limits(20.0, 1)).statistics["reproducible"]
 
 
 def test_r112_axes_are_planned_together():
