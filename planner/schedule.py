@@ -215,21 +215,35 @@ def credits_named(
     return Credits(name, stages, chunks, micro_batches, priority, tuple(queues), tuple(buffers))
 
 
-def _checked(
-    name: str, stages: int, chunks: int | None, micro_batches: int, phases: tuple[str, ...]
-) -> tuple[str, int, tuple[str, ...]]:
-    """The name without its number, the chunks, the phases."""
+def chunks_named(name: str) -> int | None:
+    """The chunks of each stage that a schedule's name states, as "interleaved:2" does; None where it states none.
+
+    Raises
+    ------
+    PipelineError
+        No schedule has this name.
+    """
     base, colon, number = name.partition(":")
     if base not in SCHEDULES:
         near = get_close_matches(base, SCHEDULES, n=1)
         hint = f"did you mean {near[0]}? Known" if near else "known"
         raise PipelineError(f"no schedule is called {name!r}; {hint} are {', '.join(SCHEDULES)}.")
-    if colon:
-        if base != "interleaved" or not number.isdecimal() or int(number) < 1:
-            raise PipelineError(f"schedule {name!r}: only interleaved takes a number, of chunks: interleaved:2.")
-        if chunks not in (None, int(number)):
+    if not colon:
+        return None
+    if base != "interleaved" or not number.isdecimal() or int(number) < 1:
+        raise PipelineError(f"schedule {name!r}: only interleaved takes a number, of chunks: interleaved:2.")
+    return int(number)
+
+
+def _checked(
+    name: str, stages: int, chunks: int | None, micro_batches: int, phases: tuple[str, ...]
+) -> tuple[str, int, tuple[str, ...]]:
+    """The name without its number, the chunks, the phases."""
+    base, number = name.partition(":")[0], chunks_named(name)
+    if number is not None:
+        if chunks not in (None, number):
             raise PipelineError(f"schedule {name!r} is for {number} chunks per stage, but there are {chunks}.")
-        chunks = int(number)
+        chunks = number
     chunks = 1 if chunks is None else chunks
     for what, value in (("stages", stages), ("chunks", chunks), ("micro_batches", micro_batches)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

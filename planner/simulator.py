@@ -105,7 +105,7 @@ class SimulatedStep:
         """Compute, exposed link streams by name, and "bubble": means over stages, which add up to the step."""
         found = {COMPUTE: float(self.busy_seconds[:, 0].mean())}
         found |= {name: float(self.exposed_seconds[:, at + 1].mean()) for at, name in enumerate(self.streams[1:])}
-        return found | {"bubble": self.step_seconds - sum(found.values())}
+        return found | {"bubble": max(self.step_seconds - sum(found.values()), 0.0)}
 
     @cached_property
     def compute_only_seconds(self) -> float:
