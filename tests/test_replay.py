@@ -162,6 +162,14 @@ def test_the_simulated_step_is_that_of_the_closed_form():
         assert predict(given).step_seconds == pytest.approx(expected, rel=0.03)
 
 
+def test_zero_bubble_runs_the_same_work_with_less_waiting():
+    given = {"pp": 4, "tp": 1, "dp": 1, "model": gpt(layers=8, hidden=1024), "global_batch": 16}
+    plain, split = (predict(run(**given, schedule=name)) for name in ("1f1b", "zero-bubble"))
+    assert split.step.busy_seconds[:, 0].sum() == pytest.approx(plain.step.busy_seconds[:, 0].sum())
+    assert split.step.bubble_fraction < 0.8 * plain.step.bubble_fraction
+    assert split.step_seconds < plain.step_seconds
+
+
 def test_recompute_costs_time_and_saves_memory():
     none, selective, full = (
         predict(run(recompute=kind, model=gpt(hidden=1024))) for kind in ("none", "selective", "full")

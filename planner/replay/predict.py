@@ -106,8 +106,9 @@ def predict(run: Configuration) -> Prediction:
         Sizes that the model's operators or the schedule cannot take.
     """
     builder = StepBuilder.of(run, _costs(run.cluster))
-    schedule = schedule_named(run.schedule, run.pp, run.chunks, run.micro_batches)
-    step = simulate(builder.pipeline(), schedule)
+    pipeline = builder.pipeline()
+    schedule = schedule_named(run.schedule, run.pp, run.chunks, run.micro_batches, pipeline.phases)
+    step = simulate(pipeline, schedule)
     model = model_flops(run)
     elements = [builder.stage_parameters(stage) for stage in range(run.pp)]
     memory = stage_memories(run, builder.program, elements, schedule)

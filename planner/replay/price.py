@@ -31,6 +31,8 @@ class Phase:
         Kernels on the device.
     attention
         The part of them that selective recompute runs again.
+    weights
+        The part of them that makes gradients of weights, which zero-bubble schedules run apart.
     collectives
         Tensor-parallel communication.
     launches
@@ -41,6 +43,7 @@ class Phase:
     attention: float = 0.0
     collectives: float = 0.0
     launches: int = 0
+    weights: float = 0.0
 
     def __add__(self, other: Phase) -> Phase:
         return Phase(
@@ -48,6 +51,7 @@ class Phase:
             self.attention + other.attention,
             self.collectives + other.collectives,
             self.launches + other.launches,
+            self.weights + other.weights,
         )
 
 
@@ -103,7 +107,8 @@ class _Pricing:
         if kernel.kind == "product":
             batch, m, n, k = kernel.sizes
             seconds = self.kernels.matmul_seconds(batch, m, n, k, product_type or kernel.dtype)
-            return Phase(compute=seconds, launches=1) + self.accumulation(kernel)
+            weights = seconds if kernel.parameters else 0.0
+            return Phase(compute=seconds, launches=1, weights=weights) + self.accumulation(kernel)
         if kernel.kind in ("attention", "attention_backward"):
             return self.attention(kernel)
         return Phase(collectives=self.collective(kernel.kind, kernel.bytes), launches=1)
@@ -123,8 +128,10 @@ class _Pricing:
         made, kept = SIZES[kernel.dtype], self.framework.gradient_bytes
         if self.framework.fused_accumulation and kernel.kind == "product":
             moved = kernel.parameters * (2 * kept - made)
-            return Phase(compute=self.kernels.memory_seconds(moved) - self.kernels.device.launch_seconds)
-        return Phase(compute=self.kernels.memory_seconds(kernel.parameters * (made + 2 * kept)), launches=1)
+            seconds = self.kernels.memory_seconds(moved) - self.kernels.device.launch_seconds
+            return Phase(compute=seconds, weights=seconds)
+        seconds = self.kernels.memory_seconds(kernel.parameters * (made + 2 * kept))
+        return Phase(compute=seconds, launches=1, weights=seconds)
 
     def attention(self, kernel: Kernel) -> Phase:
         batch, heads, queries, keys, size, key_heads, causal = kernel.sizes

@@ -12,7 +12,7 @@ from sbp.planner.collective import stage_transfer_seconds
 from sbp.planner.cost import AnalyticCostModel
 from sbp.planner.frameworks import Framework
 from sbp.planner.kernels import CONSTANTS, KernelConstants, Kernels
-from sbp.planner.pipeline import COMPUTE, Pipeline, Segment, Task
+from sbp.planner.pipeline import COMPUTE, PHASES, Pipeline, Segment, Task
 from sbp.planner.replay.configuration import Configuration, ModelConfig
 from sbp.planner.replay.price import Phase, Prices, priced
 from sbp.planner.replay.program import Program, program
@@ -129,7 +129,10 @@ class StepBuilder:
         sends = self.transfer_seconds()
         segments = {}
         for chunk in range(chunks):
-            for phase in ("forward", "backward"):
+            for phase in PHASES if run.schedule == "zero-bubble" else PHASES[:2]:
+                if phase == "weight":
+                    segments[chunk, phase] = Segment(phase, self.weight_tasks(chunk))
+                    continue
                 leaves = chunk + 1 < chunks if phase == "forward" else chunk > 0
                 tasks = self.tasks(chunk, phase)
                 segments[chunk, phase] = Segment(phase, tasks, self.program.stream_bytes, sends if leaves else 0.0)
@@ -154,16 +157,35 @@ class StepBuilder:
             if chunk == where:
                 price = self.prices[part, phase]
                 compute, moves = compute + price.compute, moves + price.collectives
+        if phase == "backward" and run.schedule == "zero-bubble":
+            compute = max(compute - self.weight_seconds(chunk), 0.0)
         host = run.framework.micro_batch_host_us * 1e-6 / run.chunks
         compute += host / 2
-        slower = 1.0 + self.constants.straggling * math.log2(run.cluster.nodes)
-        tasks = [Task("layers", COMPUTE, compute * slower)]
+        tasks = [Task("layers", COMPUTE, compute * self.slower)]
         if moves > 0.0:
-            tasks.append(Task("tensor parallel", "tp", moves * slower, (0,)))
+            tasks.append(Task("tensor parallel", "tp", moves * self.slower, (0,)))
         sharded = self.sharding_seconds(phase, compute + moves) * layers
         if sharded > 0.0:
             tasks.append(Task("sharded parameters", "dp", sharded, (len(tasks) - 1,)))
         return tuple(tasks)
+
+    def weight_tasks(self, chunk: int) -> tuple[Task, ...]:
+        """Gradients of weights, where the schedule runs them apart."""
+        return (Task("weights", COMPUTE, self.weight_seconds(chunk) * self.slower),)
+
+    def weight_seconds(self, chunk: int) -> float:
+        run = self.run
+        seconds = self.prices["layer", "backward"].weights * run.layers_of_chunk[chunk]
+        if chunk == 0:
+            seconds += self.prices["embedding", "backward"].weights
+        if chunk == run.pp * run.chunks - 1:
+            seconds += self.prices["head", "backward"].weights
+        return seconds
+
+    @property
+    def slower(self) -> float:
+        """What the slowest of all nodes makes of times."""
+        return 1.0 + self.constants.straggling * math.log2(self.run.cluster.nodes)
 
     def layer_seconds(self, phase: str) -> tuple[float, float]:
         """Kernels and communication of a layer; kernels take longer where the host does not keep up."""
