@@ -66,7 +66,7 @@ def batch(step: int) -> dict[str, Any]:
 
 
 def plans(processes: int, only: Sequence[str] = ()) -> dict[str, Any]:
-    """Name -> model and plan, free on every mesh and in ways that frameworks have; those whose names contain one of `only`."""
+    """Name -> model and plan, free on every mesh and in ways that frameworks have; `only` is part of wanted names."""
     from sbp import Cluster, auto_parallel
     from sbp.frontend.torch import import_module
     from sbp.mesh import Mesh
