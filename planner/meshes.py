@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from itertools import permutations
 
 from sbp.errors import MeshError
 from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster
+from sbp.planner.cost import CostModel, as_cost_model
 from sbp.wording import counted
 
 
@@ -21,6 +24,48 @@ def candidate_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
     found = [Mesh((size // inner, inner)) for inner in inner_sizes if inside % inner == 0 or inner % inside == 0]
     found.sort(key=lambda mesh: (mesh.shape[1] != inside, -mesh.shape[1]))
     return (Mesh((size,)), *found)
+
+
+def make_mesh(
+    sizes: Mapping[str, int],
+    cluster: Cluster,
+    traffic: Iterable[tuple[str, str, float]],
+    costs: CostModel | None = None,
+) -> Mesh:
+    """The order of named axes under which given collectives take least time; the last axis has neighbouring ranks.
+
+    Parameters
+    ----------
+    sizes
+        Axis -> its ranks; their product is the cluster's size.
+    traffic
+        (axis, kind of collective, payload in bytes per rank) of every collective of a step.
+    costs
+        Default the analytic model of the cluster.
+
+    Returns
+    -------
+    Mesh
+        Of equally good orders that in which `sizes` names the axes, or the one nearest to it.
+
+    Examples
+    --------
+    >>> cluster = Cluster.preset("a100-80g", nodes=2, devices_per_node=4)
+    >>> str(make_mesh({"tp": 4, "dp": 2}, cluster, [("tp", "all_reduce", 1e8), ("dp", "all_reduce", 1e6)]))
+    'mesh(dp=2, tp=4)'
+    """
+    model, wanted = as_cost_model(cluster if costs is None else costs), tuple(traffic)
+    for axis, _, _ in wanted:
+        if axis not in sizes:
+            raise MeshError(f"the traffic names the axis {axis!r}; the mesh has {', '.join(map(repr, sizes))}.")
+
+    def seconds(mesh: Mesh) -> float:
+        return sum(
+            model.collective_seconds(kind, mesh, mesh.names.index(axis), payload) for axis, kind, payload in wanted
+        )
+
+    orders = (check_mesh(Mesh(tuple(sizes[name] for name in names), names), cluster) for names in permutations(sizes))
+    return min(orders, key=seconds)
 
 
 def check_mesh(mesh: Mesh, cluster: Cluster) -> Mesh:

@@ -1,10 +1,11 @@
 """Reports of users of other systems: what collectives cost on which links. Each test names its report."""
 
 import dataclasses
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 
+from sbp.errors import MeshError
 from sbp.layout import Broadcast, Layout, Partial, Split
 from sbp.mesh import Mesh
 from sbp.operator import TensorType
@@ -13,6 +14,7 @@ from sbp.planner.boxing import BoxingTable
 from sbp.planner.cluster import Cluster
 from sbp.planner.cost import AnalyticCostModel
 from sbp.planner.links import axis_links
+from sbp.planner.meshes import make_mesh
 from sbp.planner.physical import COLLECTIVES
 from sbp.report.summary import to_json
 from sbp.report.text import report_text
@@ -158,3 +160,27 @@ def test_r123_an_axis_over_two_kinds_of_links_is_warned_of():
     assert "mixed links: x meets over nvlink and infiniband: the slowest decides" in str(mixed)
     assert "mixed links" not in str(flat), "a mesh of one axis has no other order"
     assert axis_links(Mesh((1, 8)), tidy.cluster, tidy.costs)[0].axis == "y", "axes of one rank use no link"
+
+
+@pytest.mark.parametrize(("heavy", "light"), [("tp", "dp"), ("dp", "tp")])
+def test_r125_the_axis_with_the_traffic_gets_the_fast_links(heavy, light):
+    """2 x 4 on 2 nodes of 4 devices: whichever axis moves most lies inside of the nodes as far as it can."""
+    cluster = Cluster.preset("a100-80g", nodes=2, devices_per_node=4)
+    traffic = [(heavy, "all_reduce", 64.0 * MEGABYTE)] * 8 + [(light, "all_reduce", MEGABYTE)]
+    for sizes in ({"dp": 2, "tp": 4}, {"tp": 4, "dp": 2}, {"dp": 4, "tp": 2}):
+        made = make_mesh(sizes, cluster, traffic)
+        assert made.names == (light, heavy) and made == make_mesh(sizes, cluster, traffic)
+        costs = AnalyticCostModel(cluster)
+
+        def seconds(mesh, costs=costs):
+            return sum(
+                costs.collective_seconds(kind, mesh, mesh.names.index(axis), size) for axis, kind, size in traffic
+            )
+
+        orders = [Mesh(tuple(sizes[name] for name in names), names) for names in permutations(sizes)]
+        assert seconds(made) == min(map(seconds, orders)) < max(map(seconds, orders))
+    assert make_mesh({"b": 4, "a": 2}, cluster, []).names == ("b", "a"), "nothing to choose by: as it was asked for"
+    with pytest.raises(MeshError, match="the traffic names the axis 'pp'; the mesh has 'dp', 'tp'"):
+        make_mesh({"dp": 2, "tp": 4}, cluster, [("pp", "all_reduce", 1.0)])
+    with pytest.raises(MeshError, match="choose sizes whose product is 8"):
+        make_mesh({"dp": 2, "tp": 2}, cluster, [])
