@@ -74,16 +74,17 @@ def test_a_wrong_kernel_is_noticed():
 
 
 def test_a_wrong_rule_is_noticed(monkeypatch):
-    """If sums passed a sigmoid, some of these programs would compute something else."""
+    """If sums passed a sigmoid, some programs would compute something else; tests/test_parts.py has other marks."""
     sigmoid = REGISTRY["sigmoid"]
     monkeypatch.setattr(sigmoid, "_passing", ("all", *sigmoid._passing[1:]))
     _bind.cache_clear()
     try:
-        verdicts = []
-        for seed in (10, 11, 44, 49):
-            program = random_program(seed)
-            plan = random_plan(program, random_mesh(program), seed)
-            verdicts.append(verify(program.graph, plan, feeds=program.feeds).passed)
+        programs = (random_program(seed) for seed in range(200))
+        verdicts = (
+            verify(program.graph, random_plan(program, random_mesh(program), program.seed), feeds=program.feeds).passed
+            for program in programs
+            if "sigmoid" in program.operators
+        )
+        assert not all(verdicts)
     finally:
         _bind.cache_clear()
-    assert verdicts.count(False) >= 2

@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from hand_plans import mlp, random_plan, replicated_plan
 
+from sbp.autodiff import backward
 from sbp.cuda.numpy_backend import NumpyBackend
 from sbp.errors import PlanError
 from sbp.graph import Initial
@@ -158,3 +159,33 @@ def test_integers_must_be_equal():
 )
 def test_difference(array, reference, floor, expected):
     assert _difference(numpy.array(array), numpy.array(reference), floor)[0] == pytest.approx(expected, rel=1e-12)
+
+
+def scalar_gradient(centred):
+    """The only gradient is that of a scalar: a sum, whose terms cancel if `centred`."""
+    builder = GraphBuilder("scalar")
+    x = builder.source("x", TensorType((64, 3), "f32"), "input", Initial("normal", (0.0, 1.0)))
+    scale = builder.source("scale", TensorType((), "f32"), "parameter", Initial("normal", (1.0, 0.1)))
+    with builder:
+        terms = ops.sub(x, ops.mean(x, axis=0, keepdims=True)) if centred else x
+        loss = ops.sum(ops.mul(terms, scale))
+    (gradient,) = backward(builder, loss, [scale]).values()
+    with builder, builder.at("optimizer"):
+        builder.update(scale, ops.sub(scale, ops.scale(gradient, factor=0.1)))
+    return builder.finish([loss])
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_a_scalar_that_is_zero_but_for_rounding_is_no_alarm(parts):
+    """Neither the loss nor the gradient has a size of its own: both are measured by the numbers that went in."""
+    graph = scalar_gradient(centred=True)
+    for seed in range(4):
+        assert verify(graph, random_plan(graph, Mesh((parts,)), seed), seed)
+
+
+def test_a_scalar_that_is_wrong_is_noticed():
+    for centred in (False, True):
+        graph = scalar_gradient(centred)
+        plan = random_plan(graph, Mesh((2,)), 1)
+        assert verify(graph, plan)
+        assert bool(verify(graph, plan, backend=Wrong("sum", 1 + 1e-7))) == centred, "a part of nothing is nothing"

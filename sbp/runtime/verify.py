@@ -24,7 +24,8 @@ from sbp.runtime.threads import fitting
 FLOOR = 1e-2
 """Errors are relative to a tensor's own largest element, but to no less than this part of what is usual for its kind.
 
-Some tensors are zero but for rounding (the gradient of a key's bias in attention): their own largest element is noise.
+Some tensors are zero but for rounding (the gradient of a key's bias in attention, or of a scalar whose terms cancel):
+their own largest element is noise.
 """
 
 
@@ -227,10 +228,14 @@ def _compare(
         for value, _, number, local in compared
     ]
     kinds = [graph.values[value].kind if role == "state" else role for value, role, _, _ in compared]
-    usual = _usual_sizes(kinds, [reference for *_, reference in found])
+    references = [reference for *_, reference in found]
+    usual = _usual_sizes(kinds, references)
+    # A kind of which there are scalars only, such as the gradient of one scale, is measured by all there is.
+    given = [numpy.asarray(_host(array, executor)) for array in arrays.values()]
+    typical = _usual_sizes([""] * (len(references) + len(given)), [*references, *given]).get("", 0.0)
     checks = []
     for (value, role, number, _), kind, (array, detail, reference) in zip(compared, kinds, found):
-        difference, scale = _difference(array, reference, FLOOR * usual.get(kind, 0.0))
+        difference, scale = _difference(array, reference, FLOOR * usual.get(kind, typical))
         register = physical.registers[number]
         tolerance = rtol if reference.dtype.kind == "f" else 0.0
         checks.append(
