@@ -10,7 +10,7 @@ from typing import Any
 
 from sbp.errors import FrontendError, SbpError
 from sbp.frontend.constants import Constants
-from sbp.frontend.translation import Context, as_type, translation
+from sbp.frontend.translation import Context, as_type, drop_unused, translation
 from sbp.graph import Graph, Initial
 from sbp.operator import TensorType
 from sbp.trace import GraphBuilder, Symbol
@@ -357,7 +357,7 @@ def translate(
             builder.update(state, as_type(work.operand(node), state.dtype))
     if work.unknown and on_unknown == "error":
         raise FrontendError(_unknown_message(name, work.unknown))
-    _drop_unused(builder, [symbol.name for symbol in made])
+    drop_unused(builder, [symbol.name for symbol in made])
     graph = builder.finish(made)
     return Translated(graph, work.lines, work.folded, tuple(work.unknown))
 
@@ -385,23 +385,3 @@ def _unknown_message(name: str, unknown: list[Unknown]) -> str:
         "      return ...  # in operators of sbp; @sbp.operator defines new ones with their rule\n"
         'or give on_unknown="replicate", which runs these operators through PyTorch on every rank, on whole tensors.'
     )
-
-
-def _drop_unused(builder: GraphBuilder, outputs: Iterable[str]) -> None:
-    """Remove nodes and sources that reach neither an output nor an update."""
-    needed = {*outputs, *builder.updates.values()}
-    kept = []
-    for node in reversed(builder.nodes):
-        if any(name in needed for name in node.outputs):
-            needed.update(node.inputs)
-            kept.append(node)
-        else:
-            for name in node.outputs:
-                del builder.values[name], builder.symbols[name]
-    builder.nodes[:] = kept[::-1]
-    made = {name for node in builder.nodes for name in node.outputs}
-    for name in list(builder.values):
-        if name not in made and name not in needed and name not in builder.updates:
-            del builder.values[name], builder.symbols[name]
-
-

@@ -12,7 +12,7 @@ A name with overload ("aten.sum.dim_IntList") goes before one without ("aten.sum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,3 +135,21 @@ def filled(context: Context, value: Any, shape: tuple[int, ...] = (), dtype: str
 def tensor(context: Context, value: Any, dtype: str) -> Symbol:
     """A symbol, or a number as a tensor without dimensions, in an element type."""
     return as_type(value, dtype) if isinstance(value, Symbol) else filled(context, value, (), dtype)
+
+
+def drop_unused(builder: GraphBuilder, outputs: Iterable[str]) -> None:
+    """Remove nodes and sources that reach neither an output nor an update."""
+    needed = {*outputs, *builder.updates.values()}
+    kept = []
+    for node in reversed(builder.nodes):
+        if any(name in needed for name in node.outputs):
+            needed.update(node.inputs)
+            kept.append(node)
+        else:
+            for name in node.outputs:
+                del builder.values[name], builder.symbols[name]
+    builder.nodes[:] = kept[::-1]
+    made = {name for node in builder.nodes for name in node.outputs}
+    for name in list(builder.values):
+        if name not in made and name not in needed and name not in builder.updates:
+            del builder.values[name], builder.symbols[name]
