@@ -159,7 +159,7 @@ def attention_peak(xp, q, k, *mask, causal=False, scale=None, offset=0):
     q, k = widen(q), widen(k)
     if k.shape[2] == 0 or not q.numel():
         return q.new_full(q.shape[:3], -math.inf)
-    scores = _scores(q, k, *(mask or (None,)), causal, _scale(scale, q.shape[-1]), offset)
+    scores = _scores(q, k, mask[0] if mask else None, causal, _scale(scale, q.shape[-1]), offset)
     return scores.amax(dim=-1).reshape(q.shape[:3])
 
 
@@ -169,7 +169,7 @@ def _weights(q: Tensor, k: Tensor, peak: Tensor, mask: tuple, causal: bool, scal
     kv, t = k.shape[1], k.shape[2]
     group = heads // kv if kv else 0
     top = peak.reshape(b, kv, group, s, 1)
-    scores = _scores(q, k, *(mask or (None,)), causal, _scale(scale, d), offset)
+    scores = _scores(q, k, mask[0] if mask else None, causal, _scale(scale, d), offset)
     return torch.exp(scores - torch.where(torch.isfinite(top), top, 0)).reshape(b, kv, group * s, t)
 
 

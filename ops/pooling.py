@@ -129,9 +129,8 @@ def _(attributes, inputs, outputs):
     windows = _of_attributes(inputs[1].global_shape, attributes)
     count = len(windows.size)
     keep = tuple((outputs[0].offset[at] - inputs[1].offset[at], outputs[0].shape[at]) for at in range(-count, 0))
-    if keep == tuple((0, size) for size in inputs[1].shape[-count:]):
-        keep = None
-    return {**attributes, "padding": windows.local_padding(inputs[1], inputs[0]), "keep": keep}
+    whole = keep == tuple((0, size) for size in inputs[1].shape[-count:])
+    return {**attributes, "padding": windows.local_padding(inputs[1], inputs[0]), "keep": None if whole else keep}
 
 
 max_pool2d_backward.flops = lambda elements: 2 * elements

@@ -73,8 +73,8 @@ logcumsumexp.case("f32[5,3]", axis=0)
 logcumsumexp.case("f32[2,1,7]", axis=-1)
 
 
-def _backward_rule(grad: tuple[int, ...], *_: tuple[int, ...], axis: int) -> str:
-    left, _, right = _ordered(grad, axis=axis).partition(" -> ")
+def _backward_rule(grad: tuple[int, ...], *others: tuple[int, ...], axis: int) -> str:
+    left, arrow, right = _ordered(grad, axis=axis).partition(" -> ")
     return f"{left}, {left}, {left} -> {right}"
 
 

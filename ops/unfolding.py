@@ -130,11 +130,12 @@ def fold(
     return sum_windows(spread, size=size, kernel_size=kernel, stride=stride, padding=padding, dilation=dilation)
 
 
-for _x, _y, _where in (
+_CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("f32[2,4,4]", "f32[2,2,2,2,2]", {"kernel_size": (2, 2), "stride": 2}),
     ("f32[3,7]", "f32[3,3,4]", {"kernel_size": (3,), "stride": 2, "padding": 1}),
     ("f32[1,5,3]", "f32[1,2,1,3,3]", {"kernel_size": (2, 1), "dilation": 2}),
-):
+)
+for _x, _y, _where in _CASES:
     sliding_windows.case(_x, **_where)
     sum_windows.case(_y, size=tuple(map(int, _x[4:-1].split(",")))[-len(_where["kernel_size"]) :], **_where)
 sliding_windows.reasons.update({"S(*) -> P*": SUMMED, "S(*) -> S(*)": CHANCE})
