@@ -16,13 +16,13 @@ from sbp.dtype import numpy_name
 
 
 class _Arrays:
-    """The few functions of an array module that boxing needs, on tensors of one device."""
+    """The few functions of an array module that boxing needs, on tensors of one device, and that device."""
 
     def __init__(self, torch: Any, device: Any) -> None:
-        self._torch, self._device = torch, device
+        self._torch, self.device = torch, device
 
     def full(self, shape: Sequence[int], value: Any, dtype: Any) -> Array:
-        return self._torch.full(tuple(shape), value, dtype=dtype, device=self._device)
+        return self._torch.full(tuple(shape), value, dtype=dtype, device=self.device)
 
     def full_like(self, array: Array, value: Any) -> Array:
         return self._torch.full_like(array, value)

@@ -1,8 +1,8 @@
 """Kernels written for torch tensors: products, norms, softmax, lookups, convolution and pooling, and what is cheapest.
 
-Every other operator runs its own kernel (see `sbp.cuda.torch_backend`). These are here because PyTorch has a faster one,
-because the operator's own would leave half precision and come back, or because it uses what only NumPy has. Signatures
-and results are those of `sbp.ops`; the tests compare all of them on the operators' example calls.
+Every other operator runs its own kernel (see `sbp.cuda.torch_backend`). These are here because PyTorch has a faster
+one, because the operator's own would leave half precision and come back, or because it uses what only NumPy has.
+Signatures and results are those of `sbp.ops`; the tests compare all of them on the operators' example calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from sbp.cuda import torch_attention, torch_experts, torch_random, torch_scans
+from sbp.cuda import torch_attention, torch_experts, torch_losses, torch_random, torch_scans, torch_views
 from sbp.cuda.torch_types import torch_dtype, widen
 
 Tensor = torch.Tensor
@@ -310,7 +310,9 @@ def take_along_backward(xp, grad, index, *, size, axis=-1, offset=0):
 # -- convolution and pooling -------------------------------------------------------------------------------------------
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_MAX_POOLS: Mapping[int, Callable[..., Any]] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+_MAX_POOLS: Mapping[int, Callable[..., Any]] = {
+    1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d
+}  # fmt: skip
 _AVERAGE_POOLS: Mapping[int, Callable[..., Any]] = {
     1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d
 }  # fmt: skip
@@ -450,11 +452,17 @@ KERNELS: dict[str, Callable[..., Any]] = {
     **{name: _plain(function) for name, function in {
         "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "neg": torch.neg, "exp": torch.exp,
         "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "square": torch.square, "tanh": torch.tanh,
-        "sigmoid": torch.sigmoid, "relu": torch.relu, "silu": functional.silu, "erf": torch.erf,
+        "sigmoid": torch.sigmoid, "relu": torch.relu, "silu": functional.silu, "erf": torch.erf, "abs": torch.abs,
+        "log": torch.log, "cos": torch.cos, "sin": torch.sin, "floor": torch.floor, "maximum": torch.maximum,
+        "minimum": torch.minimum, "equal": torch.eq, "not_equal": torch.ne, "less": torch.lt, "less_equal": torch.le,
+        "greater": torch.gt, "greater_equal": torch.ge, "logical_and": torch.logical_and,
+        "logical_or": torch.logical_or, "logical_not": torch.logical_not,
     }.items()},
     **torch_attention.KERNELS,
     **torch_experts.KERNELS,
+    **torch_losses.KERNELS,
     **torch_random.KERNELS,
     **torch_scans.KERNELS,
+    **torch_views.KERNELS,
 }  # fmt: skip
-"""Operator name -> kernel of the form `kernel(xp, *tensors, **attributes)`; `xp` is not used."""
+"""Operator name -> kernel of the form `kernel(xp, *tensors, **attributes)`; of `xp` only its device is used."""
