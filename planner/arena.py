@@ -23,9 +23,6 @@ from sbp.planner.physical import PhysicalPlan
 ALIGNMENT = 512
 """Bytes. Offsets and sizes are multiples of it, as PyTorch's allocator has them; CUDA's own alignment is 256."""
 
-LEAST_ALIGNMENT = 8
-"""Bytes; no element is larger."""
-
 ALIGNMENT_COST = 1e-3
 """Part of what is held at most that rounding sizes up may add; plans of a few kilobytes take a smaller alignment."""
 
@@ -95,6 +92,7 @@ def arena_of(
     physical: PhysicalPlan,
     *,
     alignment: int | None = None,
+    within: int | None = None,
     enough: int | None = None,
     exact: bool = False,
     item_bytes: Mapping[str, int] = SIZES,
@@ -105,7 +103,9 @@ def arena_of(
     ----------
     alignment
         Of offsets and sizes, bytes; default `ALIGNMENT`, or the largest power of two at which rounding sizes up adds
-        no more than `ALIGNMENT_COST`, but at least `LEAST_ALIGNMENT`.
+        no more than `ALIGNMENT_COST` and the arena is no larger than `within`.
+    within
+        Bytes of a memory limit.
     enough, exact
         As for `pack`.
     item_bytes
@@ -119,14 +119,15 @@ def arena_of(
         [*(buffer.start for buffer in buffers), *working],
         [*(buffer.stop for buffer in buffers), *(at + 1 for at in working)],
     )
-    if alignment is None:
-        alignment = _fitting_alignment(*(np.array(column, dtype=np.int64) for column in items))
-    packing = pack(
-        *items,
-        alignment=alignment,
-        enough=enough,
-        exact=exact,
-    )
+    packing = None
+    columns = (np.array(column, dtype=np.int64) for column in items)
+    for size in _alignments(*columns) if alignment is None else [alignment]:
+        tried = pack(*items, alignment=size, enough=enough, exact=exact)
+        if packing is None or tried.size_bytes < packing.size_bytes:
+            packing, alignment = tried, size
+        if within is None or tried.size_bytes <= within:
+            break
+    assert packing is not None and alignment is not None
     offsets = packing.offsets.tolist()
     registers = [0] * len(physical.registers)
     for buffer, offset in zip(buffers, offsets):
@@ -199,15 +200,17 @@ def pack(
     return Packing(offsets, int(top), int(bound), method)
 
 
-def _fitting_alignment(sizes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> int:
+def _alignments(sizes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> list[int]:
+    """Alignments that cost little, the largest first; 1, which costs nothing, is the last."""
     exact = _most_at_once(sizes, starts, stops)
+    found = []
     alignment = ALIGNMENT
-    while alignment > LEAST_ALIGNMENT:
+    while alignment > 1:
         rounded = -(-sizes // alignment) * alignment
         if _most_at_once(rounded, starts, stops) <= exact * (1 + ALIGNMENT_COST):
-            break
+            found.append(alignment)
         alignment //= 2
-    return alignment
+    return [*found, 1]
 
 
 def _bytes(physical: PhysicalPlan, buffer: Buffer, item_bytes: Mapping[str, int]) -> int:
@@ -215,22 +218,31 @@ def _bytes(physical: PhysicalPlan, buffer: Buffer, item_bytes: Mapping[str, int]
 
 
 def _most_at_once(sizes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> int:
+    return int(_held(sizes, starts, stops).max(initial=0))
+
+
+def _held(sizes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """int64 (times,): bytes that are held at each time."""
     if not len(sizes):
-        return 0
+        return np.zeros(0, dtype=np.int64)
     change = np.zeros(int(stops.max()) + 1, dtype=np.int64)
     np.add.at(change, starts, sizes)
     np.subtract.at(change, stops, sizes)
-    return int(np.cumsum(change).max(initial=0))
+    return np.cumsum(change)[:-1]
 
 
 def _orders(sizes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Iterator[tuple[str, np.ndarray, bool]]:
     """Orders to put items in, likely ones first, and whether each goes into the smallest gap."""
     length = stops - starts
     number = np.arange(len(sizes))
+    held = _held(sizes, starts, stops)
+    fullest = np.array([held[a:b].max() for a, b in zip(starts, stops)]) if len(sizes) else held
     keys = {
         "longest first": (number, starts, -sizes, -length),
         "largest first": (number, starts, -length, -sizes),
         "largest area first": (number, starts, -(sizes.astype(np.float64) * length)),
+        "fullest time first": (number, starts, -length, -sizes, -fullest),
+        "fullest time first, longest first": (number, starts, -sizes, -length, -fullest),
         "in time": (number, -sizes, -length, starts),
         "in time, longest first": (number, -sizes, starts, -stops, starts),
     }

@@ -166,7 +166,7 @@ class Plan:
     @cached_property
     def arena(self) -> Arena:
         """Where every buffer of `physical` lies in one arena per rank, beside the least that any arena needs."""
-        return arena_of(self.physical)
+        return arena_of(self.physical, within=self.memory_limit)
 
     @property
     def objective_seconds(self) -> float:

@@ -130,14 +130,16 @@ def search(
         promised = float(assignment.objective)
         # A choice that is not optimal may pay for copies that nobody reads; the plan never makes those.
         proven = assignment.status is Status.OPTIMAL
-        if total > promised * (1 + _AGREEMENT) or (proven and total < bound * (1 - _AGREEMENT)):
+        peak = needed_bytes(physical, memory_limit)
+        # With memory to spare only: unread copies may have stood for less memory than the plan then needs without them.
+        fits = memory_limit is None or peak <= memory_limit
+        if total > promised * (1 + _AGREEMENT) or (proven and fits and total < bound * (1 - _AGREEMENT)):
             raise PlanError(
                 f"{graph.name} on {mesh}: the finished plan costs {total!r} s, the solver promised {promised!r} s with "
                 f"a bound of {bound!r} s; this is a fault of sbp, please report it with the graph."
             )
-        peak = needed_bytes(physical, memory_limit)
         least_peak = min(peak, least_peak)
-        if memory_limit is None or peak <= memory_limit:
+        if fits:
             status = assignment.status
             if status is Status.OPTIMAL and limit != memory_limit and total > bound:
                 status = Status.FEASIBLE
@@ -165,7 +167,7 @@ def needed_bytes(physical: PhysicalPlan, memory_limit: int | None) -> int:
     """
     peak = memory_profile(physical).peak_bytes
     if memory_limit is not None and peak <= memory_limit:
-        return max(peak, arena_of(physical, enough=memory_limit).size_bytes)
+        return max(peak, arena_of(physical, within=memory_limit, enough=memory_limit).size_bytes)
     return peak
 
 

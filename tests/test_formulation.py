@@ -88,7 +88,7 @@ def test_binding_memory_limit(block):
             continue
         bound_cases += 1
         assert memory_profile(found.physical).peak_bytes <= limit, seed
-        assert arena_of(found.physical).size_bytes <= limit, seed
+        assert arena_of(found.physical, within=limit).size_bytes <= limit, seed
         assert found.lower_bound_seconds == pytest.approx(best, rel=1e-9), seed
         assert found.lower_bound_seconds <= found.objective_seconds * (1 + 1e-9), seed
         if found.status is Status.OPTIMAL:
