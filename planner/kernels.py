@@ -24,7 +24,7 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (6
 a small tile reads more per FLOP (Kerr et al., "CUTLASS", 2017)."""
 
 ALIGNMENT = 16
-"""Bytes; rows must start at multiples of them for the matrix units."""
+"""Bytes; rows of 16-bit and smaller elements must start at multiples of them for the matrix units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class Kernels:
         """The FLOP of `batch` products alone: without the launch, and memory as fast as they need."""
         device = self.device
         rate = device.peak(dtype) * device.matmul_ceiling * device.sustained
-        if not is_aligned(SIZES.get(dtype, 2), n, k):
+        size = SIZES.get(dtype, 2)
+        if size <= 2 and not is_aligned(size, n, k):
             rate *= self.constants.unaligned
         return self._tiles_seconds(batch, m, n, k, rate)
 
@@ -111,7 +112,7 @@ class Kernels:
         size = SIZES.get(dtype, 2)
         moved = size * batch * (m * k + k * n + m * n) * self._seconds_per_byte
         rate = device.peak(dtype) * self.constants.score_products
-        if not is_aligned(size, n, k):
+        if size <= 2 and not is_aligned(size, n, k):
             rate = min(rate, device.peak("f32") * self.constants.unaligned_scores)
         return max(self._tiles_seconds(batch, m, n, k, rate), moved) + device.launch_seconds
 

@@ -445,7 +445,7 @@ def parse_type(text: str) -> TensorType:
     return TensorType(tuple(int(size) for size in match[2].split(",") if size.strip()), match[1])
 
 
-def _named_call(function: Callable, values: Mapping[str, Any]) -> float:
+def _named_call(function: Callable, values: Mapping[str, Any]) -> Any:
     """Call a function with the `values` that its parameters name (all with `**`); an absent group has product 1."""
     parameters = inspect.signature(function).parameters
     named = {name: values.get(name, 1) for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}

@@ -51,7 +51,7 @@ FRAMEWORKS = (
     (r"Megatron-DeepSpeed", r"bigscience", "bigscience"),
     (r"Megatron-DeepSpeed", "", "megatron-deepspeed"),
     (r"GPT-NeoX", "", "gpt-neox"),
-    (r"MaxText|T5X|Pathways|Alpa|JAX|XLA", "", "xla"),
+    (r"MaxText|T5X|Pathways|Alpa|JAX", "", "xla"),
     (r"torchtitan|TorchTitan", "", "torchtitan"),
     (r"llm-foundry|FSDP|ZeRO|SMP", "", "fsdp-llm-foundry"),
     (r"NeMo|NGC Megatron", "", "nemo"),
@@ -125,7 +125,8 @@ def _row(values: Mapping[str, str]) -> Row:
     memory = _optional(values, "peak_mem_GB")
     if "computed by the authors" in values.get("notes", ""):
         memory = None  # a formula's result, not a measurement
-    configuration, alternatives, reason = None, (), ""
+    configuration, reason = None, ""
+    alternatives: tuple[Configuration, ...] = ()
     if seconds is None and memory is None:
         reason = "neither time nor memory was measured"
     else:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @click.option("--cp", type=click.IntRange(min=1), default=1, show_default=True, help="Context-parallel ranks.")
 @click.option("--micro-batch", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--global-batch", type=click.IntRange(min=1), required=True)
-@click.option("--schedule", default="1f1b", show_default=True, metavar="NAME", help="1f1b, gpipe, interleaved:2 or zero-bubble.")
+@click.option(
+    "--schedule", default="1f1b", show_default=True, metavar="NAME", help="1f1b, gpipe, interleaved:2 or zero-bubble."
+)
 @click.option("--recompute", type=click.Choice(("none", "selective", "full")), default="none", show_default=True)
 @click.option("--sequence-parallel", is_flag=True, help="Split the residual stream along the sequence.")
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="What replicas share.")
