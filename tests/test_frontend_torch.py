@@ -349,6 +349,20 @@ def test_dropout_keeps_what_it_should():
     assert not any(node.op == "dropout" for node in inference.nodes)
 
 
+def test_dropout_inside_attention():
+    """Its mean over many samples is what attention without dropout gives."""
+    module = nn.Module()
+    module.forward = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5).mean(0)
+    module.training = True
+    module.w = nn.Parameter(torch.ones(()))
+    q, k, v = (torch.randn(1, 1, 4, 4).expand(4096, 1, 4, 4).contiguous() for _ in range(3))
+    imported = import_module(module, (q, k, v), loss=lambda out: (out * module.w).sum())
+    assert any(node.op == "dropout" for node in imported.forward.nodes)
+    found = evaluate(imported.forward, state_of(imported, q=q.numpy(), k=k.numpy(), v=v.numpy()))
+    expected = float(F.scaled_dot_product_attention(q[:1], k[:1], v[:1]).sum())
+    assert abs(float(found[imported.outputs["loss"]]) - expected) < 0.1
+
+
 # -- operators without translation -------------------------------------------------------------------------------------
 
 

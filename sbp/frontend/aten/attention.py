@@ -112,7 +112,7 @@ def _band(value: Any, s: int, t: int) -> tuple[int, int | None] | None:
     high = int(matrix[0].nonzero()[-1])
     last = matrix[-1].nonzero()
     low = int(last[0]) - (s - 1)
-    full = torch.ones((), dtype=torch.bool).expand(s, t)
+    full = torch.ones((), dtype=torch.bool, device="cpu").expand(s, t)
     if bool(matrix.all()):
         return t, None
     bounded = low > 1 - s

@@ -19,7 +19,7 @@ def dropout(context: Context, x: Any, p: float, train: bool) -> Any:
     """Numbers differ from PyTorch's generator, their distribution does not."""
     if not train or p == 0:
         return x
-    if not str(context.node.target).startswith("aten.dropout"):
+    if str(context.node.target).startswith(("aten.feature_dropout", "aten.alpha_dropout")):
         raise NotImplementedError("dropout of whole features, or alpha dropout")
     with context.builder:
         step = random_step(context.builder)
