@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sbp.planner.replay.configuration import Configuration
-from sbp.planner.replay.program import Program
+from sbp.planner.replay.extraction import Program
 from sbp.planner.schedule import Schedule
 
 WIDE_LOGIT_BYTES = 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sbp.dtype import SIZES
 from sbp.planner.frameworks import Framework
 from sbp.planner.kernels import Kernels
-from sbp.planner.replay.program import PARTS, Kernel, Program
+from sbp.planner.replay.extraction import PARTS, Kernel, Program
 
 Collective = Callable[[str, float], float]
 """(kind, bytes per rank) -> seconds along one axis."""

@@ -14,8 +14,9 @@ from sbp.planner.frameworks import Framework
 from sbp.planner.kernels import CONSTANTS, KernelConstants, Kernels
 from sbp.planner.pipeline import COMPUTE, PHASES, Pipeline, Segment, Task
 from sbp.planner.replay.configuration import Configuration, ModelConfig
+from sbp.planner.replay.extraction import Program
 from sbp.planner.replay.price import Phase, Prices, priced
-from sbp.planner.replay.program import Program, program
+from sbp.planner.replay.program import program
 
 OPTIMIZER_BYTES = 26
 """Read and written per element by Adam, besides its gradient: master weight, two moments, and the 16-bit weight."""
