@@ -30,6 +30,8 @@ def megatron_arguments(setting: Setting) -> list[str]:
         "--pipeline-model-parallel-size 1",
         f"--context-parallel-size {setting.context}",
     ]
+    if setting.experts > 1:
+        found.append(f"--expert-model-parallel-size {setting.experts}")
     if setting.sequence:
         found.append("--sequence-parallel")
     if setting.zero == 3:
@@ -78,6 +80,7 @@ def torchtitan(plan: Plan, recognised: Recognised) -> str:
         f"tensor_parallel_degree = {setting.tensor}",
         f"context_parallel_degree = {setting.context}",
         "pipeline_parallel_degree = 1",
+        f"expert_parallel_degree = {setting.experts}",
         "",
         "[activation_checkpoint]",
         f'mode = "{"full" if setting.recompute else "none"}"',

@@ -1,9 +1,9 @@
 """Which setting of a training framework a plan is, or is nearest to, and what the difference costs.
 
-A setting gives every mesh axis a role: data parallelism with its ZeRO stage, tensor parallelism with or without
-sequence parallelism, context parallelism. A role is a style (see `sbp.planner.styles`), so a plan is a setting exactly
-if every one of its layouts is one that the styles allow. Where it is none, the plans of the settings that it departs
-from least are made, and the cheapest of them is the nearest.
+A setting gives every mesh axis a role: data parallelism with its ZeRO stage, expert parallelism within it, tensor
+parallelism with or without sequence parallelism, context parallelism. A role is a style (see `sbp.planner.styles`), so a
+plan is a setting exactly if every one of its layouts is one that the styles allow. Where it is none, the plans of the
+settings that it departs from least are made, and the cheapest of them is the nearest.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sbp.planner.plan import Plan
 from sbp.planner.styles import (
     ContextParallel,
     DataParallel,
+    ExpertParallel,
     Facts,
     FullyShardedDataParallel,
     ShardedOptimizer,
@@ -36,6 +37,7 @@ ROLES: Mapping[str, Style] = {
     "data": DataParallel(),
     "data, sharded optimizer": ShardedOptimizer(),
     "data, fully sharded": FullyShardedDataParallel(),
+    "experts": ExpertParallel(),
     "tensor": TensorParallel(),
     "tensor and sequence": TensorParallel(sequence=True),
     "context": ContextParallel(),
@@ -62,8 +64,9 @@ class Setting:
         Stage: 0 nothing sharded, 1 optimizer state, 2 gradients reduced to shards too, 3 parameters too.
     regather
         Stage 3: parameters are gathered again for the backward phase, not kept from the forward phase.
-    tensor, sequence, context
-        Degree of tensor parallelism, whether with sequence parallelism, degree of context parallelism.
+    tensor, sequence, context, experts
+        Degree of tensor parallelism, whether with sequence parallelism, degrees of context and expert parallelism; the
+        ranks of the last are among those that replicate.
     batch, length
         Global batch size, sequence length (0: the inputs have none).
     """
@@ -76,6 +79,7 @@ class Setting:
     tensor: int
     sequence: bool
     context: int
+    experts: int
     batch: int
     length: int
     precision: str
@@ -146,11 +150,10 @@ def recognise(plan: Plan, time_limit: float = 30.0, tried: int = TRIED) -> Recog
     if not plan.graph.updates:
         raise PlanError(f"{plan.graph.name}: settings are those of training; plan a training step.")
     facts = Facts.of(plan.graph)
-    found = {
-        axis: _departures_by_role(plan, facts, axis) for axis in range(plan.mesh.ndim) if plan.mesh.shape[axis] > 1
-    }
+    axes = tuple(axis for axis in range(plan.mesh.ndim) if plan.mesh.shape[axis] > 1)
+    found = {axis: _departures_by_role(plan, facts, axis) for axis in axes}
     ranked = sorted(
-        _combinations(tuple(found)), key=lambda roles: sum(len(found[axis][role]) for axis, role in roles.items())
+        _combinations(axes, facts), key=lambda roles: sum(len(found[axis][role]) for axis, role in roles.items())
     )
     best = ranked[0]
     departures = tuple(item for axis, role in best.items() for item in found[axis][role])
@@ -233,11 +236,11 @@ def _departures(plan: Plan, facts: Facts, axis: int, style: Style) -> Iterator[D
             yield Departure(f"{node.name}: {wrong[0][0]}", name, str(wrong[0][1]))
 
 
-def _combinations(axes: tuple[int, ...]) -> list[dict[int, str]]:
-    """A role per axis; tensor and context parallelism at most once, and shards of data parallelism in one way."""
+def _combinations(axes: tuple[int, ...], facts: Facts) -> list[dict[int, str]]:
+    """A role per axis; all but data parallelism at most once, and shards of data parallelism in one way."""
     found = []
-    for roles in product(ROLES, repeat=len(axes)):
-        counts = [sum(role.startswith(kind) for role in roles) for kind in ("tensor", "context")]
+    for roles in product([role for role in ROLES if role != "experts" or facts.experts], repeat=len(axes)):
+        counts = [sum(role.startswith(kind) for role in roles) for kind in ("tensor", "context", "experts")]
         sharded = {role for role in roles if role in DATA[1:]}
         if max(counts) <= 1 and len(sharded) <= 1:
             found.append(dict(zip(axes, roles)))
@@ -263,17 +266,17 @@ def _setting(plan: Plan, under: Plan, facts: Facts, roles: Mapping[int, str]) ->
         zero = 2 if _reduces_to_shards(under, facts) else 1
     if DATA[2] in roles.values():
         zero = 3
-    batch = facts.batch
     return Setting(
         {mesh.names[axis]: role for axis, role in roles.items()},
-        degree("data"),
+        degree("data", "experts"),
         degree(*DATA[1:]),
         zero,
         zero == 3 and not _keeps_gathered(under, facts),
         degree("tensor", "tensor and sequence"),
         "tensor and sequence" in roles.values(),
         degree("context"),
-        batch,
+        degree("experts"),
+        facts.batch,
         facts.length if any(len(plan.graph.values[name].shape) == 2 for name in plan.graph.inputs) else 0,
         _precision(plan),
         bool(plan.model.get("recompute", False)),
@@ -320,7 +323,7 @@ def setting_json(recognised: Recognised) -> dict[str, Any]:
             "sequence_parallel": setting.sequence,
             "context_parallel": setting.context,
             "pipeline_parallel": 1,
-            "expert_parallel": 1,
+            "expert_parallel": setting.experts,
             "global_batch": setting.batch,
             "sequence_length": setting.length,
             "precision": setting.precision,

@@ -24,21 +24,30 @@ VOCABULARY_PARALLEL = re.compile(
 """How Megatron-LM splits a transformer's weights over a tensor-parallel axis (Shoeybi et al. 2019, arXiv:1909.08053).
 """
 
+EXPERTS = re.compile(r"(?:^|\.)experts(?:\.|$)")
+"""Names of what belongs to the experts of a mixture, whose weights are stacked: (experts, ...)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What the styles need to know of a graph: its weight-like values, its batch size and its sequence length."""
+    """What the styles need to know of a graph.
+
+    Its weight-like values, its batch size and sequence length, and its number of experts (0: there are none).
+    """
 
     graph: Graph
     weights: frozenset[str]
     batch: int
     length: int
+    experts: int = 0
 
     @classmethod
     def of(cls, graph: Graph) -> Facts:
         """Read them off the graph: batch and length are the first two sizes of the input of highest rank."""
         longest = max((graph.values[name].shape for name in graph.inputs), key=len, default=())
-        return cls(graph, weight_like(graph), *(*longest, 0, 0)[:2])
+        stacked = (graph.values[name].shape for name in graph.parameters if EXPERTS.search(name))
+        experts = next((shape[0] for shape in stacked if len(shape) > 2), 0)
+        return cls(graph, weight_like(graph), *(*longest, 0, 0)[:2], experts)
 
 
 class DataParallel:
@@ -100,6 +109,26 @@ class ContextParallel:
         return node.phase != "optimizer" and value not in facts.weights and shape[sbp.axis] == facts.length
 
 
+class ExpertParallel(DataParallel):
+    """Data parallel but for the experts of a mixture, which are split: all-to-alls take tokens to them (GShard)."""
+
+    def source(self, facts: Facts, value: str, sbp: SBP, parts: int) -> bool:
+        if self._stacked(facts, value) and facts.graph.values[value].kind in STATE_KINDS:
+            return sbp == Split(0) or facts.experts < parts
+        return super().source(facts, value, sbp, parts)
+
+    def operand(self, facts: Facts, node: Node, value: str, sbp: SBP) -> bool:
+        if not isinstance(sbp, Split):
+            return True
+        if value in facts.weights or node.phase == "optimizer":
+            return sbp.axis == 0 and self._stacked(facts, value)
+        return sbp.axis == 0 or facts.graph.values[value].shape[sbp.axis] == facts.experts
+
+    def _stacked(self, facts: Facts, value: str) -> bool:
+        shape = facts.graph.values[value].shape
+        return facts.experts > 0 and len(shape) > 2 and shape[0] == facts.experts
+
+
 @dataclass(frozen=True)
 class TensorParallel:
     """Weights split by column, row and vocabulary as in Megatron-LM; the batch is not split.
@@ -130,7 +159,7 @@ class TensorParallel:
         return self.sequence or not (len(shape) == 3 and sbp.axis == 1 and shape[1] == facts.length)
 
 
-Style = DataParallel | ShardedOptimizer | FullyShardedDataParallel | TensorParallel | ContextParallel
+Style = DataParallel | ShardedOptimizer | FullyShardedDataParallel | ExpertParallel | TensorParallel | ContextParallel
 
 
 class Styles:

@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from sbp import Cluster, auto_parallel, build
+from sbp import Cluster, auto_parallel, build, nn
 from sbp.cli.main import run
 from sbp.errors import PlanError
+from sbp.graph import Initial
 from sbp.layout import Layout
 from sbp.mesh import Mesh
+from sbp.operator import TensorType
+from sbp.ops import library as ops
 from sbp.planner.emitters import megatron_arguments, torchtitan
 from sbp.planner.settings import ROLES, recognise, setting_json
 from sbp.planner.styles import Styles
@@ -49,6 +52,46 @@ def test_plans_under_a_setting_are_that_setting(mesh, roles, degrees):
     assert {key: getattr(found.setting, key) for key in expected} == expected
     assert found.setting.data * found.setting.tensor * found.setting.context == mesh.size
     assert found.setting.precision == "mixed" and (found.setting.batch, found.setting.length) == (16, 64)
+
+
+class Experts(nn.Module):
+    """Four experts of one hidden layer, their weights stacked."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Parameter((4, 16, 32), "f32"), nn.Parameter((4, 32, 16), "f32")
+
+    def forward(self, x):
+        return ops.matmul(ops.relu(ops.matmul(x, self.up)), self.down)
+
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts, self.loss = nn.Linear(16, 4, bias=False), Experts(), nn.MSELoss()
+
+    def example_inputs(self, batch, sequence=None):
+        kind = TensorType((batch, 12, 16), "f32"), Initial("normal", (0.0, 1.0))
+        return {"x": kind, "targets": kind}
+
+    def forward(self, x, targets=None):
+        weights, chosen, slots, _ = ops.top_k_gating(self.router(x), k=2, capacity=6)
+        taken = ops.dispatch(x, weights, chosen, slots, experts=4, capacity=6)
+        return self.loss(ops.combine(self.experts(taken), weights, chosen, slots), targets)
+
+
+@pytest.mark.parametrize(("mesh", "roles"), [(LINE, ("experts",)), (GRID, ("data", "experts"))])
+def test_experts(mesh, roles):
+    styles = [ROLES[role] for role in roles]
+    plan = auto_parallel(
+        Mixture(), CLUSTER, batch=8, mesh=mesh, precision="f32", restriction=lambda g, m: Styles(g, m, *styles)
+    )
+    assert str(plan.layouts["experts.up"][-1]) == "S(0)" and str(plan.layouts["router.weight"][-1]) == "B"
+    found = recognise(plan)
+    assert found.exact and tuple(found.setting.roles.values()) == roles
+    assert found.setting.experts == mesh.shape[-1] and found.setting.data == 4
+    assert f"--expert-model-parallel-size {mesh.shape[-1]}" in megatron_arguments(found.setting)
+    assert plan.verify()
 
 
 def test_sharded_optimizer_is_stage_one_or_two():
@@ -107,7 +150,7 @@ def test_torchtitan_configuration_is_toml():
     data = tomllib.loads(torchtitan(plan, found))
     assert data["parallelism"] == {
         "data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 2, "tensor_parallel_degree": 1,
-        "context_parallel_degree": 1, "pipeline_parallel_degree": 1,
+        "context_parallel_degree": 1, "pipeline_parallel_degree": 1, "expert_parallel_degree": 1,
         "fsdp_reshard_after_forward": "always" if found.setting.regather else "never",
     }  # fmt: skip
     assert data["training"] == {
