@@ -1,8 +1,8 @@
 """Which setting of a training framework a plan is, or is nearest to, and what the difference costs.
 
 A setting gives every mesh axis a role: data parallelism with its ZeRO stage, expert parallelism within it, tensor
-parallelism with or without sequence parallelism, context parallelism. A role is a style (see `sbp.planner.styles`), so a
-plan is a setting exactly if every one of its layouts is one that the styles allow. Where it is none, the plans of the
+parallelism with or without sequence parallelism, context parallelism. A role is a style (see `sbp.planner.styles`), so
+a plan is a setting exactly if every one of its layouts is one that the styles allow. Where it is none, the plans of the
 settings that it departs from least are made, and the cheapest of them is the nearest.
 """
 
