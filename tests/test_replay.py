@@ -155,6 +155,13 @@ def test_parameters_are_counted_once_and_split():
     assert two.parameters["layer"] == 12 * 512**2 // 2 + (3 + 4) * 512 // 2 + 6 * 512
 
 
+def test_only_what_the_head_reads_is_tied():
+    long = program(replace(gpt(vocabulary=128), layers=1, positions=4096), 1, False, 1, 4096, "mixed")
+    assert long.tied == 128 * 512  # not the larger table of positions
+    llama = program(LlamaConfig(1, 8, 8, 512, 1024, 1024, 256), 1, False, 1, 256, "mixed")
+    assert llama.tied == 0 and llama.parameters["head"] == 1024 * 512 + 512
+
+
 def test_the_simulated_step_is_that_of_the_closed_form():
     for changes in ({"pp": 1, "tp": 4}, {"pp": 4, "tp": 1, "dp": 2}, {"schedule": "interleaved:2", "global_batch": 16}):
         given = run(**changes)

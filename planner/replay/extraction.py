@@ -91,7 +91,7 @@ def extract(graph: Graph, physical: PhysicalPlan) -> Program:
             extraction.add(at, parts[at])
     return Program(
         {key: tuple(kernels) for key, kernels in extraction.kernels.items()},
-        *_parameters(graph, physical),
+        *_parameters(graph, physical, parts),
         _activations(physical, parts),
         _stream_bytes(physical, parts),
     )
@@ -252,25 +252,31 @@ def _parts(physical: PhysicalPlan) -> list[str]:
     return found
 
 
-def _parameters(graph: Graph, physical: PhysicalPlan) -> tuple[dict[str, int], int]:
+def _parameters(graph: Graph, physical: PhysicalPlan, parts: list[str]) -> tuple[dict[str, int], int]:
+    """Elements by part, and those of weights outside the head that it reads as well."""
     counts = dict.fromkeys(PARTS, 0)
     tied = 0
-    order = [node.module for node in graph.nodes if node.phase == "forward"]
-    last_block = max(at for at, module in enumerate(order) if block_of(module))
-    after = set(order[last_block + 1 :])
+    order = [op.module for op, part in zip(physical.operations, parts) if isinstance(op, Compute) and part == "head"]
     for name in graph.parameters:
         register = physical.registers[physical.sources[name]]
         elements = register.bytes // SIZES[register.type.dtype]
-        owner = name.rpartition(".")[0]
-        part = "layer" if block_of(name) else "head" if owner in after else "embedding"
+        part = "layer" if block_of(name) else "head" if name.rpartition(".")[0] in order else "embedding"
         counts[part] += elements
-    matrices = {name: graph.values[name].shape for name in graph.parameters if len(graph.values[name].shape) > 1}
-    table = max((name for name in matrices if not block_of(name)), key=lambda name: matrices[name][0])
-    owners = {name.rpartition(".")[0] for name, shape in matrices.items() if shape[0] == matrices[table][0]}
-    if not owners & after:
-        register = physical.registers[physical.sources[table]]
-        tied = register.bytes // SIZES[register.type.dtype]
+        if part == "embedding" and _is_read_by(physical, parts, register.number, "head"):
+            tied += elements
     return counts, tied
+
+
+def _is_read_by(physical: PhysicalPlan, parts: list[str], weight: int, part: str) -> bool:
+    """Whether a part's forward operations read a weight, or what is made of it alone."""
+    derived = {weight}
+    for op, where in zip(physical.operations, parts):
+        if op.phase == "forward" and derived.intersection(op.inputs):
+            if where == part:
+                return True
+            if derived.issuperset(op.inputs):
+                derived.update(op.outputs)
+    return False
 
 
 def _activations(physical: PhysicalPlan, parts: list[str]) -> dict[str, int]:
