@@ -18,7 +18,7 @@ from sbp.models import build
 from sbp.passes.recompute import with_recompute
 from sbp.planner.auto_parallel import auto_parallel
 from sbp.planner.cluster import Cluster
-from sbp.planner.pipeline import COMPUTE
+from sbp.planner.pipeline import COMPUTE, uniform_pipeline
 from sbp.planner.schedule import Credits, Schedule, credits_named, schedule_named
 from sbp.planner.simulator import simulate
 from sbp.planner.stage_pipeline import pipeline_of, stage_peaks
@@ -330,6 +330,20 @@ def test_peaks_are_the_simulators(name, stages, chunks, recompute):
         for chunk in range(stages * chunks):
             tasks = [t for phase in ("forward", "backward") for t in pipeline.segments[chunk, phase].tasks]
             assert sum(t.allocates for t in tasks) == sum(t.frees for t in tasks)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble"])
+@pytest.mark.parametrize("stages, micro_batches", [(2, 4), (4, 8), (4, 3)])
+def test_peaks_with_weight_gradients_apart(name, stages, micro_batches):
+    """Three phases: what zero-bubble puts off keeps its activations; the simulator agrees."""
+    pipeline = uniform_pipeline(stages, micro_batches, 1.0, 1.0, weight_seconds=1.0, activation_bytes=100)
+    pipeline = replace(pipeline, resident_bytes=tuple(range(10, 10 + stages)))
+    schedule = schedule_named(name, stages, 1, micro_batches, pipeline.phases)
+    peaks = stage_peaks(pipeline, schedule)
+    assert tuple(peak.peak_bytes for peak in peaks) == simulate(pipeline, schedule).peak_bytes
+    assert [p.peak_bytes - p.resident_bytes for p in peaks] == [100 * p.in_flight for p in peaks]
+    if name == "zero-bubble":
+        assert {peak.in_flight for peak in peaks} == {min(stages, micro_batches)}
 
 
 def test_in_flight_activations():
