@@ -27,7 +27,7 @@ from sbp.planner.frameworks import Framework
 from sbp.planner.kernels import CONSTANTS
 from sbp.planner.replay.rows import Row, rows_of
 from sbp.planner.replay.step import STEP_CONSTANTS, closed_form_seconds, step_pipeline
-from sbp.planner.replay.validate import SETS, set_of, validation
+from sbp.planner.replay.validation import SETS, set_of, validation
 
 FITTED = {
     "megatron": (

@@ -13,11 +13,11 @@ from sbp.planner.cluster import Cluster
 from sbp.planner.cost import AnalyticCostModel
 from sbp.planner.frameworks import Framework, frameworks
 from sbp.planner.replay import Configuration, for_ranks, predict
-from sbp.planner.replay.predict import model_flops
+from sbp.planner.replay.prediction import model_flops
 from sbp.planner.replay.program import program
 from sbp.planner.replay.rows import configuration_of, read_rows
 from sbp.planner.replay.step import closed_form_seconds, step_pipeline
-from sbp.planner.replay.validate import validation
+from sbp.planner.replay.validation import validation
 
 RUNS = Path(__file__).resolve().parent.parent.parent / "shared" / "published_runs" / "runs.csv"
 

@@ -4,6 +4,6 @@
 """
 
 from sbp.planner.replay.configuration import Configuration, for_ranks
-from sbp.planner.replay.predict import Prediction, predict
+from sbp.planner.replay.prediction import Prediction, predict
 
 __all__ = ["Configuration", "Prediction", "for_ranks", "predict"]

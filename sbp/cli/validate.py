@@ -21,7 +21,7 @@ def validate(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     A row that cannot be replayed has no error, and says why.
     """
     from sbp.planner.replay.rows import rows_of
-    from sbp.planner.replay.validate import validation
+    from sbp.planner.replay.validation import validation
 
     rows = rows_of(files)
     with progress(quiet) as show:

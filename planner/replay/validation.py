@@ -8,7 +8,7 @@ from typing import Any
 
 from sbp.errors import SbpError
 from sbp.planner.replay.configuration import Configuration
-from sbp.planner.replay.predict import model_flops, predict
+from sbp.planner.replay.prediction import model_flops, predict
 from sbp.planner.replay.rows import Row
 
 SETS = {
