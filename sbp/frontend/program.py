@@ -125,10 +125,10 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def source_line(node: Any) -> str:
-    """Where the model's own code made a node, as "file:line"; "" if PyTorch does not say."""
+    """Where the model's own code (PyTorch's, if there is none) made a node, as "file:line"; "" if it does not say."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = [(file, line) for file, line in frames if "/torch/" not in file and "sbp/frontend" not in file]
-    return "{}:{}".format(*own[-1]) if own else ""
+    return "{}:{}".format(*(own or frames)[-1]) if frames else ""
 
 
 class _Translator:
