@@ -63,7 +63,8 @@ class Framework:
     loss_traffic
         The same for the operators of the loss.
     exposed_sharding
-        Part of the gathers and reductions of sharded parameters that does not hide behind kernels.
+        Part of the gathers and reductions of sharded parameters that does not hide behind kernels; above 1 where they
+        are so small that links are used badly.
     forward_host_us, backward_host_us
         Host time per kernel in each phase, in microseconds: a layer takes the longer of host and device.
     micro_batch_host_us

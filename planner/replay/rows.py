@@ -53,6 +53,7 @@ FRAMEWORKS = (
     (r"GPT-NeoX", "", "gpt-neox"),
     (r"MaxText|T5X|Pathways|Alpa|JAX", "", "xla"),
     (r"torchtitan|TorchTitan", "", "torchtitan"),
+    (r"DeepSpeed.*ZeRO", "", "deepspeed-zero3"),
     (r"llm-foundry|FSDP|ZeRO|SMP", "", "fsdp-llm-foundry"),
     (r"NeMo|NGC Megatron", "", "nemo"),
     (r"MegaScale", "", "megascale"),
