@@ -144,7 +144,7 @@ def search(
             if status is Status.OPTIMAL and limit != memory_limit and total > bound:
                 status = Status.FEASIBLE
             return Outcome(mesh, decisions, physical, total, min(bound, total), status, assignment.reason)
-        assert limit is not None
+        assert limit is not None and memory_limit is not None
         limit -= max(peak - memory_limit, 1)
         if progress:
             progress(
