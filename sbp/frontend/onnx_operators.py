@@ -361,12 +361,13 @@ def _reduction(function: Callable) -> Callable:
     return translate
 
 
-for _name, _function in {
+_REDUCTIONS: dict[str, Callable] = {
     "ReduceSum": ops.sum, "ReduceMean": ops.mean, "ReduceMax": ops.max, "ReduceMin": ops.min, "ReduceProd": ops.prod,
     "ReduceL2": lambda x, **where: ops.sqrt(ops.sum(ops.square(x), **where)),
     "ReduceL1": lambda x, **where: ops.sum(ops.abs(x), **where), "ReduceLogSumExp": ops.logsumexp,
     "ReduceSumSquare": lambda x, **where: ops.sum(ops.square(x), **where),
-}.items():  # fmt: skip
+}  # fmt: skip
+for _name, _function in _REDUCTIONS.items():
     onnx_translation(_name)(_reduction(_function))
 
 

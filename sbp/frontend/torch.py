@@ -410,8 +410,9 @@ def _symbols(traced: Any, inputs: Any, dynamic: Mapping[str, int], batch: int | 
         if not isinstance(made, torch.Tensor):
             continue
         axis = dynamic.get(next(names))
-        if axis is not None and isinstance(made.shape[axis], torch.SymInt):
-            found.update((symbol, size) for symbol in made.shape[axis].node.expr.free_symbols)
+        extent: Any = made.shape[axis] if axis is not None else None
+        if isinstance(extent, torch.SymInt):
+            found.update((symbol, size) for symbol in extent.node.expr.free_symbols)
     return found
 
 

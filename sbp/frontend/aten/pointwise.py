@@ -136,11 +136,11 @@ def _(context, x, y, weight):
 
 # -- functions of one tensor -------------------------------------------------------------------------------------------
 
-_NUMERIC = {
+_NUMERIC: dict[str, Callable] = {
     "neg": ops.neg, "abs": ops.abs, "sign": ops.sign, "square": ops.square, "floor": ops.floor, "ceil": ops.ceil,
     "round": ops.round, "trunc": ops.trunc, "relu": ops.relu, "relu6": ops.relu6,
 }  # fmt: skip
-_FLOATING = {
+_FLOATING: dict[str, Callable] = {
     "exp": ops.exp, "exp2": ops.exp2, "expm1": ops.expm1, "log": ops.log, "log1p": ops.log1p, "log2": ops.log2,
     "log10": ops.log10, "sqrt": ops.sqrt, "rsqrt": ops.rsqrt, "reciprocal": ops.reciprocal, "sin": ops.sin,
     "cos": ops.cos, "tan": ops.tan, "sinh": ops.sinh, "cosh": ops.cosh, "asin": ops.asin, "acos": ops.acos,
