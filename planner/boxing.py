@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sbp.dtype import SIZES
+from sbp.dtype import SIZES, is_floating
 from sbp.layout import SBP, Broadcast, Layout, Partial, Split
 from sbp.mesh import Mesh
 from sbp.operator import TensorType
@@ -252,6 +252,8 @@ class BoxingTable:
         hops = np.full((count, count), np.inf)
         np.fill_diagonal(hops, 0.0)
         for before, after, kind, axis in moves:
+            if kind == "pad" and not _pads(type.dtype, layouts[after][axis]):
+                continue
             payload = int(max(local[before], local[after]))
             cost = (
                 float(self.costs.collective_seconds(kind, self.mesh, axis, payload))
@@ -270,6 +272,15 @@ class BoxingTable:
             hops = np.where(better, length, hops)
             following = np.where(better, following[:, middle : middle + 1], following)
         return LayoutSpace(type, layouts, index, local, seconds, steps, following)
+
+
+def _pads(dtype: str, sbp: SBP) -> bool:
+    """Whether a chunk may be padded to a Partial tensor with the reduction's identity.
+
+    Of whole numbers under max and min that is the type's limit, where the arithmetic that lets parts pass (shift, sub)
+    wraps around; there the chunks are gathered instead.
+    """
+    return is_floating(dtype) or dtype == "bool" or (isinstance(sbp, Partial) and sbp.reduce == "sum")
 
 
 @lru_cache(maxsize=256)

@@ -152,3 +152,17 @@ def test_one_kind_of_partial_only():
     space = table(Mesh((2, 2))).space(TensorType((4,), "f32"), ("sum", "max"))
     assert not any(len({sbp.reduce for sbp in layout if isinstance(sbp, Partial)}) > 1 for layout in space.layouts)
     assert Layout.parse("P(max), S(0)") in space.index
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "sum"])
+def test_whole_numbers_are_not_padded_with_their_type_s_limit(reduce):
+    """What arithmetic on such a part gives wraps around: from chunks to P(max) and P(min) the way is through B."""
+    space = table(Mesh((2, 4))).space(TensorType((16, 24), "i64"), {"sum", reduce})
+    assert np.isfinite(space.seconds).all()
+    kinds = {
+        step.kind
+        for before, after in product(space.layouts, repeat=2)
+        for step in space.path(before, after)
+        if isinstance(step.after[step.mesh_axis], Partial) and step.after[step.mesh_axis].reduce == reduce
+    }
+    assert kinds == ({"fill", "pad"} if reduce == "sum" else {"fill"})
