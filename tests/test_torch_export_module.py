@@ -192,6 +192,31 @@ def test_dropout_draws_new_masks_every_step_and_the_same_ones_backward(one):
         module(torch.zeros(5, 6), torch.zeros(5, 3))
 
 
+@pytest.mark.parametrize(("options", "tolerance"), [({"recompute": "full"}, 1e-5), ({"precision": "mixed"}, 2e-2)])
+def test_recompute_and_mixed_precision(one, options, tolerance):
+    """Layers run again in the backward part; bf16 between parameters and gradients in float32."""
+    plan = auto_parallel(
+        build("gpt2", **GPT_SIZES), Cluster.preset("cpu", nodes=1, devices_per_node=1), mesh=ONE, batch=6, sequence=12,
+        **{"precision": "f32", **options},
+    )  # fmt: skip
+    if "recompute" in options:
+        assert any(node.phase == "backward" and node.op == "gelu" for node in plan.graph.nodes)
+    else:
+        assert any(value.dtype == "bf16" for value in plan.graph.values.values())
+    module, reference = plan.to_torch(MODELS["gpt"].module(), one), MODELS["gpt"].module()
+    batch = batch_for(plan.graph, 0)
+    loss, expected = module(**batch), reference(**batch)
+    loss.backward()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=tolerance)
+    wrong = scale = 0.0
+    for parameter, other in zip(module.parameters(), reference.parameters()):
+        assert parameter.grad.dtype == torch.float32
+        wrong += (parameter.grad.full_tensor() - other.grad).square().sum().item()
+        scale += other.grad.square().sum().item()
+    assert (wrong / scale) ** 0.5 < 3 * tolerance
+
+
 def test_inference(one):
     plan = auto_parallel(
         build("gpt2", **GPT_SIZES), Cluster.preset("cpu", nodes=1, devices_per_node=1), mesh=ONE, batch=6, sequence=12,
