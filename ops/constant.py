@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sbp.dtype import numpy_name
+import numpy
+
+from sbp.dtype import dtype_named, is_floating, numpy_name
+from sbp.errors import RuleError
 from sbp.operator import operator
 
 
@@ -11,7 +14,17 @@ def _rule(*, shape, value, dtype):
     return f"-> {' '.join(names)}", dict(zip(names, shape))
 
 
-@operator(_rule, dtype=lambda *, shape, value, dtype: dtype)
+def _holds(*, shape, value, dtype):
+    """The element type, if it can hold the value: NumPy would cut 0.5 to 0, and give infinity any number."""
+    kind = dtype_named(dtype)
+    if not is_floating(kind) and kind != "bool":
+        bounds = numpy.iinfo(numpy_name(kind))
+        if not bounds.min <= value <= bounds.max or value != int(value):
+            raise RuleError(f"value {value} is none of the whole numbers that {kind} holds")
+    return kind
+
+
+@operator(_rule, dtype=_holds)
 def full(xp, *, shape, value, dtype="f32"):
     """A tensor of `shape` with `value` in every element."""
     return xp.full(shape, value, numpy_name(dtype))

@@ -242,7 +242,7 @@ _binary_cases(exceeds)
 
 
 def _whole(x: TensorType, number: float, what: str) -> str:
-    if not is_floating(joined(x)) and number != int(number):
+    if not is_floating(joined(x)) and (not math.isfinite(number) or number != int(number)):
         raise RuleError(f"{what} {number} is not whole, but {x} holds integers; cast it to a floating type first")
     return x.dtype
 
@@ -259,8 +259,13 @@ def _by_sign(positive: bool) -> Callable[..., str]:
     return passing
 
 
-@operator("*d -> *d", linear="all", monotone=_by_sign(True), antitone=_by_sign(False),
-          dtype=lambda x, *, factor: _whole(x, factor, "factor"))  # fmt: skip
+@operator(
+    "*d -> *d",
+    linear=lambda x, *, factor: "all" if math.isfinite(factor) else "",
+    monotone=_by_sign(True),
+    antitone=_by_sign(False),
+    dtype=lambda x, *, factor: _whole(x, factor, "factor"),
+)
 def scale(xp, x, *, factor):
     """x * factor, a number."""
     return x * _like(x, factor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sbp.dtype import is_floating, numpy_name
+from sbp.dtype import dtype_named, is_floating, numpy_name
 from sbp.errors import RuleError
 from sbp.operator import TensorType, operator
 
@@ -106,7 +106,7 @@ def _fill_rule(*step: tuple[int, ...], shape: tuple[int, ...], **attributes: Any
 
 
 def _fill_type(*step: TensorType, dtype: str, **attributes: Any) -> str:
-    if not is_floating(dtype):
+    if not is_floating(dtype_named(dtype)):
         raise RuleError(f"makes floating numbers, not {dtype}")
     return dtype
 

@@ -54,7 +54,8 @@ def _table_pattern(x: tuple[int, ...], table: tuple[int, ...]) -> str:
     added = len(x) - len(table)
     if added < 0 or not table or table[-1] != x[-1] or x[-1] % 2:
         raise RuleError(
-            f"rotates halves of the even last dimension of x {list(x)} by tables that broadcast to it, got {list(table)}"
+            f"rotates halves of the even last dimension of x {list(x)} by tables that broadcast to it, "
+            f"got {list(table)}"
         )
     names = ["1" if size == 1 else f"d{added + at}" for at, size in enumerate(table[:-1])]
     return " ".join([*names, "c^"])

@@ -38,4 +38,4 @@ def is_floating(dtype: str) -> bool:
 
 def numpy_name(dtype: str) -> str:
     """The NumPy type that holds it; NumPy has no bfloat16, so bf16 is held in float32."""
-    return _NUMPY[dtype]
+    return _NUMPY[dtype_named(dtype)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -27,7 +27,7 @@ class Mesh:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
+        shape = tuple(self.shape) if isinstance(self.shape, Iterable) else (self.shape,)
         if not shape or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in shape):
             raise MeshError(f"A mesh needs at least one axis of whole size 1 or more, got {list(shape)}.")
         names = (self.names,) if isinstance(self.names, str) else tuple(self.names) or _default_names(len(shape))

@@ -25,6 +25,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from operator import index as whole
 from typing import Any
 
 from sbp.dtype import SIZES, dtype_named
@@ -45,7 +46,10 @@ class TensorType:
     dtype: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        try:
+            object.__setattr__(self, "shape", tuple(map(whole, self.shape)))
+        except TypeError:
+            raise GraphError(f"a shape is whole numbers in a tuple, such as (8, 16), got {self.shape!r}.") from None
         if any(size < 0 for size in self.shape):
             raise GraphError(f"a shape has sizes of at least 0, got {list(self.shape)}.")
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
@@ -211,11 +215,13 @@ class Operator:
                 dtypes = dtypes(*types, **self.complete(attributes))
             except RuleError as error:
                 raise RuleError(f"operator {self.name}: {error}") from None
+            except _MISFITS as error:
+                raise _misfit(self, types, attributes, error) from error
         if dtypes is None:
             if not types:
                 raise RuleError(f"operator {self.name} has no inputs, so its definition must give dtype=.")
             dtypes = types[0].dtype
-        if isinstance(dtypes, str):
+        if not isinstance(dtypes, (tuple, list)):
             dtypes = (dtypes,) * len(shapes)
         if len(dtypes) != len(shapes):
             raise RuleError(
@@ -482,9 +488,24 @@ def _bind(op: Operator, types: tuple[TensorType, ...], attributes: tuple) -> Bou
             source = source(*shapes, **complete)
         text, sizes = source if isinstance(source, tuple) else (source, {})
         rule = parse_rule(text)
+        sizes = {name: whole(size) for name, size in sizes.items()}
         return bind(rule, shapes, sizes, op.passing_for(types, len(rule.outputs), complete))
     except RuleError as error:
         raise RuleError(f"operator {op.name}({', '.join(map(str, types))}): {error}") from None
+    except _MISFITS as error:
+        raise _misfit(op, types, dict(attributes), error) from error
+
+
+_MISFITS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+"""What functions of a definition raise when they are given attributes of a kind that they were not written for."""
+
+
+def _misfit(op: Operator, types: Sequence[TensorType], attributes: Mapping[str, Any], error: Exception) -> RuleError:
+    given = ", ".join(f"{name}={value!r}" for name, value in attributes.items()) or "no attributes"
+    return RuleError(
+        f"operator {op.name}({', '.join(map(str, types))}) with {given}: its definition cannot take these "
+        f"({type(error).__name__}: {error}); see help(sbp.ops.library.{op.name}) for what it takes"
+    )
 
 
 class Registry:

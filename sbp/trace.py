@@ -44,6 +44,12 @@ class Symbol(TensorMethods):
     def __sbp_apply__(self, op: Operator, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         return self.builder.apply(op, inputs, attributes)
 
+    def __bool__(self) -> bool:
+        raise GraphError(
+            f"{self!r} has no value while a program is traced, so that nothing can branch on it; choose with "
+            "sbp.ops.library.where, or ask `is None` where that is meant."
+        )
+
     def __repr__(self) -> str:
         return f"<{self.value}>"
 

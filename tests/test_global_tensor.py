@@ -3,13 +3,15 @@
 import logging
 import subprocess
 import sys
+from operator import eq, ge, gt, le, lt, ne
 
 import numpy
 import pytest
 
 import sbp
 from sbp.dtype import is_floating
-from sbp.errors import GraphError, LayoutError, MeshError, RuleError
+from sbp.errors import GraphError, LayoutError, MeshError, RuleError, SbpError
+from sbp.interpreter import evaluate
 from sbp.layout import Broadcast, Layout, Partial, Split
 from sbp.mesh import Mesh
 from sbp.operator import REGISTRY
@@ -386,9 +388,131 @@ def test_python_operators():
             (b - x, b - a),
             (ops.maximum(x, 0.5), numpy.maximum(a, 0.5)),
             (x + b[0], a + b[0]),
+            (abs(x), abs(a)),
+            (x.T, a.T),
+            (x.max(1), a.max(1)),
+            (x.min(0, True), a.min(0, keepdims=True)),
+            (x // 0.5, a // 0.5),
+            (3 // y, 3 // b),
+            (x % y, a % b),
+            (7 % y, 7 % b),
+            (2**x, 2**a),
         ]
         for number, (found, expected) in enumerate(pairs):
             numpy.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12, err_msg=f"{number} {layout}")
+
+
+@pytest.mark.parametrize("layout", ["S(0)", "S(1)", "B", "P", "P(max)"])
+def test_comparisons_go_element_by_element(layout):
+    """As NumPy's, NaN and infinity included; with numbers, arrays and tensors, on either side."""
+    a = RNG(0).integers(-2, 3, (5, 3)).astype(float)
+    a[0, 0], a[1, 1], a[2, 2] = numpy.nan, numpy.inf, -numpy.inf
+    b = RNG(1).integers(-2, 3, (5, 3)).astype(float)
+    x, y = sbp.from_numpy(a, "B", 3) if layout == "P" else sbp.from_numpy(a, layout, 3), sbp.from_numpy(b, layout, 3)
+    for compare in (eq, ne, lt, le, gt, ge):
+        for other, right in ((y, b), (b, b), (1, 1), (0.5, 0.5), (numpy.float32(-1), -1)):
+            found = compare(x, other)
+            assert found.dtype == "bool", compare
+            numpy.testing.assert_array_equal(found.numpy(), compare(a, right), str((compare, right)))
+        numpy.testing.assert_array_equal(compare(1, x).numpy(), compare(1, a))
+        numpy.testing.assert_array_equal(compare(sbp.from_numpy(numpy.arange(4), "S(0)", 3), 1.5).numpy(),
+                                         compare(numpy.arange(4), 1.5))  # fmt: skip
+    assert (x == None) is False and (x != "text") is True  # noqa: E711  what is no number is equal to no tensor
+    assert len({x, y, x}) == 2, "tensors are told apart by what they are, not by their numbers"
+
+
+def test_logic_and_bits():
+    a, b = RNG(0).integers(0, 2, 7).astype(bool), RNG(1).integers(0, 2, 7).astype(bool)
+    n, m = RNG(2).integers(-9, 9, 7), RNG(3).integers(-9, 9, 7)
+    for left, right in ((a, b), (n, m)):
+        x, y = sbp.from_numpy(left, "S(0)", 3), sbp.from_numpy(right, "B", 3)
+        for found, expected in ((x & y, left & right), (x | y, left | right), (x ^ y, left ^ right), (~x, ~left)):
+            assert found.dtype == x.dtype
+            numpy.testing.assert_array_equal(found.numpy(), expected)
+    x = sbp.from_numpy(n, "S(0)", 3)
+    for found, expected in ((x & 3, n & 3), (1 | x, 1 | n), (x ^ -1, n ^ -1), (x // 2, n // 2), (x % 3, n % 3)):
+        assert found.dtype == "i64"
+        numpy.testing.assert_array_equal(found.numpy(), expected)
+    numpy.testing.assert_array_equal(((x > -3) & (x <= 4)).numpy(), (n > -3) & (n <= 4))
+
+
+@pytest.mark.parametrize("layout", ["S(0)", "B", "P"])
+def test_division_by_zero_is_as_in_numpy(layout):
+    a = numpy.array([1.0, -2.0, 0.0, 3.0])
+    with numpy.errstate(all="ignore"):
+        for zero in (0, 0.0, -0.0):
+            numpy.testing.assert_array_equal((sbp.from_numpy(a, layout, 3) / zero).numpy(), a / float(zero))
+    with pytest.raises(RuleError, match="not whole"):
+        sbp.arange(4) / 0
+
+
+def test_symbols_have_the_same_operators():
+    """What is written for global tensors can be traced, and the other way round."""
+
+    def program(x, y):
+        return (abs(x) >= 1) & ~(y < x) | (x % 2 == 0.5), (x // 0.5) * 3 ** (x % 1), x.T.max(0) != y.T.min(0)
+
+    arrays = RNG(0).standard_normal((4, 6)), RNG(1).standard_normal((4, 6))
+    with GraphBuilder() as builder:
+        type = sbp.from_numpy(arrays[0]).type
+        made = program(builder.source("x", type), builder.source("y", type))
+        graph = builder.finish(made)
+    found = [evaluate(graph, dict(zip("xy", arrays)))[item.name] for item in made]
+    eager = program(*(sbp.from_numpy(array, "S(0)", 3) for array in arrays))
+    x, y = arrays
+    expected = (
+        (abs(x) >= 1) & ~(y < x) | (x % 2 == 0.5), (x // 0.5) * 3 ** (x % 1), x.T.max(0) != y.T.min(0)
+    )  # fmt: skip
+    for one, other, right in zip(found, eager, expected):
+        numpy.testing.assert_allclose(one, right, rtol=1e-12)
+        numpy.testing.assert_allclose(other.numpy(), right, rtol=1e-12)
+
+
+def test_nothing_branches_on_a_symbol():
+    with GraphBuilder() as builder:
+        x = builder.source("x", sbp.ones((4,)).type)
+        with pytest.raises(GraphError, match="has no value while a program is traced"):
+            assert x > 0
+        with pytest.raises(GraphError, match="no value"):
+            assert x in [x + 1]
+    assert x not in [None, "text", len]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sbp.from_numpy([[1], [2, 3]]), "from_numpy: list cannot be made an array"),
+        (lambda: sbp.from_local([[[1], [2, 3]], [1]], "S(0)", 2), "rank 0: list cannot be made an array"),
+        (lambda: sbp.from_local(3, "P", 2), "give a list of one array per rank"),
+        (lambda: sbp.from_local([1, 2], "P", 2, "ab"), "whole numbers in a tuple"),
+        (lambda: sbp.ones((2.5,)), r"whole numbers in a tuple, such as \(8, 16\), got \(2.5,\)"),
+        (lambda: sbp.ones("ab"), "whole numbers in a tuple"),
+        (lambda: sbp.ones((2,), mesh=2.5), r"whole size 1 or more, got \[2.5\]"),
+        (lambda: sbp.arange(float("nan")), "never ends"),
+        (lambda: sbp.arange(0, float("inf")), "never ends"),
+        (lambda: sbp.randn((2,), dtype="float99"), "unknown element type 'float99'"),
+        (lambda: sbp.randn((2,), seed="a"), "a seed is a whole number, got 'a'"),
+        (lambda: sbp.randint(0, 3.5, (2,)), "takes whole numbers"),
+        (lambda: sbp.randint(0, 2**40, (2,), dtype="i32"), "i32 holds -2147483648 to 2147483647"),
+        (lambda: sbp.full((2,), 0.5, dtype="i64"), "0.5 is none of the whole numbers that i64 holds"),
+        (lambda: sbp.full((2,), float("nan"), dtype="i32"), "nan is none of the whole numbers"),
+        (lambda: sbp.full((2,), 300, dtype="u8"), "300 is none of the whole numbers"),
+        (lambda: sbp.arange(4) % 0.5, "0.5 is none of the whole numbers"),
+        (lambda: sbp.ones(4) ** sbp.ones(4), "exponent must be a number"),
+        (lambda: (-2) ** sbp.ones(4), "base must be a number above 0"),
+        (lambda: len(sbp.ones(())), "has no length"),
+    ],
+)
+def test_what_cannot_be_made(make, message):
+    with pytest.raises(SbpError, match=message):
+        make()
+
+
+def test_element_types_by_any_usual_name():
+    for name in ("f16", "float16", numpy.float16, numpy.dtype("float16")):
+        assert [maker((2,), dtype=name).dtype for maker in (sbp.zeros, sbp.randn, sbp.rand)] == ["f16"] * 3, name
+        assert sbp.ones(3).astype(name).dtype == "f16" and sbp.ones(3).astype(name).numpy().dtype == "float16"
+    assert sbp.arange(3, dtype="int32").numpy().dtype == "int32" and sbp.randint(0, 3, 4, dtype="uint8").dtype == "u8"
 
 
 def test_numbers_take_the_tensors_type():

@@ -10,7 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sbp.dtype import is_floating
+import numpy
+
+from sbp.dtype import dtype_named, is_floating, numpy_name
 from sbp.errors import GraphError
 from sbp.layout import Broadcast, Layout, Partial
 from sbp.operator import REGISTRY, Operator, TensorType
@@ -47,8 +49,8 @@ def arange(
     """start, start + step, ... below stop; `arange(n)` counts from 0 to n - 1. Whole numbers are i64, others f32."""
     if stop is None:
         start, stop = 0, start
-    if step == 0:
-        raise GraphError("arange: step must not be 0.")
+    if step == 0 or not all(math.isfinite(item) for item in (start, stop, step)):
+        raise GraphError(f"arange from {start} to {stop} in steps of {step} never ends; the step must not be 0.")
     size = max(0, math.ceil((stop - start) / step))
     kind = dtype or ("i64" if all(isinstance(item, int) for item in (start, stop, step)) else "f32")
     return _made(ops.arange, layout, mesh, size=size, start=start, step=step, dtype=kind)
@@ -78,10 +80,14 @@ def randint(
     seed: int = 0,
 ) -> GlobalTensor:
     """Whole numbers from low to high - 1, the same under every layout and mesh."""
-    if low >= high:
-        raise GraphError(f"randint: low {low} must be below high {high}, which is excluded.")
+    dtype = dtype_named(dtype)
     if is_floating(dtype) or dtype == "bool":
         raise GraphError(f"randint makes whole numbers, not {dtype}.")
+    bounds = numpy.iinfo(numpy_name(dtype))
+    if not all(isinstance(item, (int, numpy.integer)) for item in (low, high)) or low >= high:
+        raise GraphError(f"randint takes whole numbers, low below high, which is excluded; got {low} and {high}.")
+    if low < bounds.min or high - 1 > bounds.max:
+        raise GraphError(f"randint: {dtype} holds {bounds.min} to {bounds.max}, not all of {low} to {high - 1}.")
     grid = as_mesh(mesh)
     chosen = as_layout(layout, grid)
     check_layout(chosen, TensorType(_shape(shape), dtype), grid, "randint of")
@@ -94,11 +100,13 @@ def randint(
 def _made(op: Operator, layout: LayoutLike, mesh: MeshLike, **attributes: Any) -> GlobalTensor:
     grid = as_mesh(mesh)
     chosen = as_layout(layout, grid)
-    complete = op.complete(attributes)
+    if not isinstance(attributes.get("seed", 0), (int, numpy.integer)):
+        raise GraphError(f"{op.name}: a seed is a whole number, got {attributes['seed']!r}.")
+    complete = op.complete({**attributes, "dtype": dtype_named(attributes["dtype"])})
     (type,) = op.infer((), complete)
     check_layout(chosen, type, grid, f"{op.name} of")
     return apply(REGISTRY[op.name], (), complete, grid, current_ranks(), (chosen,))
 
 
 def _shape(shape: Shape) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    return TensorType((shape,) if isinstance(shape, (int, numpy.integer)) else tuple(shape), "f32").shape

@@ -248,7 +248,7 @@ def from_numpy(array: Any, layout: LayoutLike = None, mesh: MeshLike = 1, dtype:
     LayoutError
         The layout does not fit.
     """
-    array, grid = numpy.asarray(array), as_mesh(mesh)
+    array, grid = _array(array, "from_numpy"), as_mesh(mesh)
     type = TensorType(array.shape, dtype_named(array.dtype.name if dtype is None else dtype))
     chosen = as_layout(layout, grid)
     check_layout(chosen, type, grid, "from_numpy of")
@@ -259,7 +259,7 @@ def from_local(
     arrays: Sequence[Any] | Mapping[int, Any],
     layout: LayoutLike,
     mesh: MeshLike,
-    shape: Iterable[int] | None = None,
+    shape: int | Iterable[int] | None = None,
     check_replicas: bool = True,
 ) -> GlobalTensor:
     """A global tensor from what every rank holds.
@@ -283,13 +283,15 @@ def from_local(
     """
     grid, ranks = as_mesh(mesh), current_ranks()
     backend, communicator = places(ranks, grid)
+    if not isinstance(arrays, Iterable):
+        raise LayoutError(f"from_local on {grid}: got {arrays!r}; give a list of one array per rank.")
     given = dict(arrays) if isinstance(arrays, Mapping) else dict(enumerate(arrays))
     if set(given) != set(communicator.ranks):
         raise LayoutError(
             f"from_local on {grid}: got arrays for the ranks {sorted(given)}, but this process holds "
             f"{list(communicator.ranks)}; give one array for each."
         )
-    local = {rank: numpy.asarray(given[rank]) for rank in sorted(given)}
+    local = {rank: _array(given[rank], f"from_local: rank {rank}") for rank in sorted(given)}
     kinds = {array.dtype for array in local.values()}
     if len(kinds) > 1:
         raise LayoutError(f"from_local: the pieces have the types {', '.join(sorted(map(str, kinds)))}; give one type.")
@@ -299,7 +301,7 @@ def from_local(
             raise LayoutError("from_local: with ranks in several processes the global shape must be given.")
         whole = global_shape([array.shape for array in local.values()], chosen, grid, "from_local")
     else:
-        whole = tuple(shape)
+        whole = (shape,) if isinstance(shape, int) else tuple(shape)
     type = TensorType(whole, dtype_named(next(iter(local.values())).dtype.name))
     check_layout(chosen, type, grid, "from_local of")
     for rank, array in local.items():
@@ -317,6 +319,13 @@ def from_local(
         for rank, array in local.items()
     }
     return GlobalTensor(type, chosen, grid, held, ranks)
+
+
+def _array(given: Any, what: str) -> numpy.ndarray:
+    try:
+        return numpy.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"{what}: {type(given).__name__} cannot be made an array: {error}") from None
 
 
 def _place(array: numpy.ndarray, type: TensorType, layout: Layout, mesh: Mesh, ranks: Ranks) -> GlobalTensor:
