@@ -19,6 +19,7 @@ from typing import Any
 from sbp.errors import PipelineError
 from sbp.layout import Partial
 from sbp.passes.recompute import block_of
+from sbp.planner.accumulation import Accumulation, accumulation_of
 from sbp.planner.buffers import is_view
 from sbp.planner.physical import Box, Compute, Operation, PhysicalPlan
 
@@ -52,13 +53,15 @@ class StagedPlan:
     transfers
         What is sent. Within the once phase and into it, once per step; else once per micro-batch.
     accumulated
-        Registers that are added up over the micro-batches and divided by their number before the once phase.
+        Registers that are added up over the micro-batches before the once phase, as `accumulation` says.
     carried
         Registers that the once phase reads and that are the same for every micro-batch (layouts of state).
     homes
         State value -> the chunk that updates it.
     copies
         State value -> all chunks that read it.
+    accumulation
+        What a micro-batch weighs in sums over the step.
     """
 
     physical: PhysicalPlan
@@ -70,6 +73,7 @@ class StagedPlan:
     carried: frozenset[int]
     homes: Mapping[str, int]
     copies: Mapping[str, tuple[int, ...]]
+    accumulation: Accumulation
 
     @cached_property
     def segments(self) -> Mapping[Place, tuple[int, ...]]:
@@ -173,7 +177,8 @@ def cut(physical: PhysicalPlan, stages: int, chunks: int = 1, first_layers: Sequ
     _check_order(physical, places, made)
     homes, copies = _state(physical, places, made)
     transfers, accumulated, carried = _moves(physical, places, made)
-    return StagedPlan(physical, stages, chunks, tuple(places), transfers, accumulated, carried, homes, copies)
+    found = transfers, accumulated, carried, homes, copies
+    return StagedPlan(physical, stages, chunks, tuple(places), *found, accumulation_of(physical))
 
 
 class _Places:

@@ -12,6 +12,7 @@ overlap.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,13 +43,17 @@ class PipelineStep:
     orders
         Per stage its segments in the order in which they ran.
     in_flight
-        Per stage the most micro-batches (times chunks) at once whose forward had run and whose backward had not ended.
+        Per stage the most micro-batches (times chunks) at once whose forward had run and whose last phase had not
+        ended.
+    shares
+        Per micro-batch what its loss and its gradients were multiplied by in those of the step.
     """
 
     outputs: Mapping[str, tuple[Local, ...]]
     state: Mapping[str, Local]
     orders: tuple[tuple[Action, ...], ...]
     in_flight: tuple[int, ...]
+    shares: tuple[float, ...]
 
 
 class PipelineExecutor:
@@ -59,7 +64,8 @@ class PipelineExecutor:
     staged
         The plan, cut into chunks.
     micro_batches
-        How many make a step. Each has the inputs of the plan's graph; gradients and losses are their means.
+        How many make a step. Each has the inputs of the plan's graph; losses and gradients are those of all samples
+        together (see `sbp.planner.accumulation`).
     order
         A `Schedule`, `Credits`, or the name of a schedule, such as "1f1b" or "interleaved:2".
     buffers
@@ -105,6 +111,7 @@ class PipelineExecutor:
         self._runs = [run for run, _ in self._executor._steps]
         self._arriving: dict[Place, list[Transfer]] = {}
         self._leaving: dict[Place, list[Transfer]] = {}
+        self._counting = {staged.made[number]: number for number in staged.accumulation.counts}
         for transfer in staged.transfers:
             self._arriving.setdefault(transfer.target, []).append(transfer)
             self._leaving.setdefault(transfer.source, []).append(transfer)
@@ -139,6 +146,19 @@ class PipelineExecutor:
         numbers = self.staged.physical.outputs
         return {
             value: [self._executor.collect(one, numbers[value]) for one in local] for value, local in outputs.items()
+        }
+
+    def collect_losses(self, step: PipelineStep) -> dict[str, float]:
+        """Scalar output -> its value over all micro-batches, as the program of the whole batch gives it."""
+        registers = self.staged.physical.registers
+        scalars = {
+            value: local
+            for value, local in step.outputs.items()
+            if not registers[self.staged.physical.outputs[value]].type.shape
+        }
+        return {
+            value: math.fsum(share * float(one) for share, one in zip(step.shares, made) if share)
+            for value, made in self.collect_outputs(scalars).items()
         }
 
     def zeros(self, number: int) -> Local:
@@ -191,11 +211,13 @@ class PipelineExecutor:
         for worker in workers:
             found.update(worker.new_state)
             outputs.update({value: tuple(one for one in made if one) for value, made in worker.outputs.items()})
+        divisor = self.staged.accumulation.divisor(shared.weights, self.micro_batches)
         return PipelineStep(
             outputs,
             found,
             tuple(tuple(worker.order) for worker in workers),
             tuple(worker.most_in_flight for worker in workers),
+            tuple(shared.weights.get(at, 1.0) / divisor if divisor else math.nan for at in range(self.micro_batches)),
         )
 
 
@@ -205,6 +227,8 @@ class _Shared:
     def __init__(self, pipeline: PipelineExecutor) -> None:
         self.changed = threading.Condition()
         self.mail: dict[tuple[int, int, int], Local] = {}  # (register, chunk, micro-batch; -1 for once) -> arrays
+        # Micro-batch -> its count, if such is what it weighs. It is there before any gradient of the micro-batch.
+        self.weights: dict[int, float] = {}
         self.working = pipeline.staged.stages
         self.waiting: dict[int, str] = {}
         self.error: BaseException | None = None
@@ -359,11 +383,11 @@ class _Stage:
         place = (chunk, phase)
         operations = self.staged.segments[place]
         for at in operations[:-1]:
-            self.pipeline._runs[at](table)
+            self.run(at, micro_batch, table)
             for number in self.staged.releases.get(at, ()):
                 table[number] = None
         for at in operations[-1:]:
-            self.pipeline._runs[at](table)
+            self.run(at, micro_batch, table)
         self.leave(place, micro_batch, table)
         for at in operations[-1:]:
             for number in self.staged.releases.get(at, ()):
@@ -372,6 +396,21 @@ class _Stage:
         if phase == self.pipeline.phases[-1]:
             self.in_flight -= 1
             del self.tables[chunk, micro_batch]
+
+    def run(self, at: int, micro_batch: int, table: Table) -> None:
+        """One operation; of a count, note what the micro-batch weighs.
+
+        Where nothing counts, the sums of loss and gradients are zero and must stay so, whatever they are divided by.
+        """
+        self.pipeline._runs[at](table)
+        number = self.pipeline._counting.get(at)
+        if number is not None:
+            local = _full(table, number)
+            count = float(next(iter(local.values())))
+            with self.shared.changed:
+                self.shared.weights.setdefault(micro_batch, count)
+            if not count:
+                table[number] = {rank: array + 1 for rank, array in local.items()}
 
     def leave(self, place: Place, micro_batch: int, table: Table) -> None:
         """Send, put out and add up what the segment made."""
@@ -384,12 +423,12 @@ class _Stage:
                 made[micro_batch] = dict(_full(table, number))
         for number in self.sums:
             if self.staged.places[self.staged.made[number]] == place:
-                self.add(number, _full(table, number))
+                self.add(number, _full(table, number), self.shared.weights.get(micro_batch))
 
-    def add(self, number: int, local: Local) -> None:
+    def add(self, number: int, local: Local, weight: float | None) -> None:
         for rank, array in local.items():
             if number in self.staged.accumulated:
-                self.sums[number][rank] += array
+                self.sums[number][rank] += array if weight is None else array * weight
             else:
                 self.sums[number][rank][...] = array
 
@@ -408,15 +447,16 @@ class _Stage:
     # -- once --------------------------------------------------------------------------------------------------------
 
     def once(self) -> None:
-        """After the last micro-batch: mean gradients, what belongs to other chunks, the optimizer, tied copies."""
-        staged, count = self.staged, self.pipeline.micro_batches
+        """After the last micro-batch: whole gradients, what belongs to other chunks, the optimizer, tied copies."""
+        staged = self.staged
+        divisor = staged.accumulation.divisor(self.shared.weights, self.pipeline.micro_batches)
         means: Table = [None] * len(self.physical.registers)
         self.fill(means, {})
         for number, local in self.sums.items():
             means[number] = local
             if number in staged.accumulated:
                 for array in local.values():
-                    array /= count
+                    array /= divisor
         mine = sorted(at for chunk in self.chunks for at in staged.segments[chunk, ONCE])
         self.send_once(means, tuple(self.sums))
         for at in mine:
