@@ -46,8 +46,7 @@ FITTED = {
     ),
     "llm-foundry": (
         ("device.H100-80G-SXM.sustained", 0.6, 1.0),
-        ("device.H100-80G-SXM.fused_attention_ceiling", 0.05, 0.8),
-        ("device.A100-80G-SXM.fused_attention_ceiling", 0.05, 0.8),
+        ("framework.fsdp-llm-foundry.attention_efficiency", 0.1, 1.0),
         ("framework.fsdp-llm-foundry.pointwise_traffic", 0.5, 4.0),
         ("framework.fsdp-llm-foundry.loss_traffic", 0.5, 10.0),
         ("framework.fsdp-llm-foundry.exposed_sharding", 0.0, 1.0),
@@ -62,7 +61,6 @@ FIT_SETS = {
 }
 TIED = {
     "framework.megatron-deepspeed.forward_host_us": (("framework.megatron-deepspeed.backward_host_us", 0.8),),
-    "device.A100-80G-SXM.fused_attention_ceiling": (("device.A100-40G-SXM.fused_attention_ceiling", 1.0),),
 }
 """Constants that follow another, with their ratio to it."""
 

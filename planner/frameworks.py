@@ -35,6 +35,8 @@ class Framework:
         Pointwise operators in a row are one kernel.
     attention
         "stored": products, softmax and dropout over scores in memory; "fused": none of them is stored.
+    attention_efficiency
+        Part of the device's ceiling that its fused attention reaches: older kernels do less.
     attention_dropout
         Whether attention drops probabilities (a pass over stored scores).
     softmax_batches
@@ -77,6 +79,7 @@ class Framework:
     source: str
     fused_pointwise: bool = True
     attention: str = "fused"
+    attention_efficiency: float = 1.0
     attention_dropout: bool = False
     softmax_batches: int = 1
     gradient_bytes: int = 4

@@ -107,7 +107,7 @@ class Configuration:
                 f"replay: {model.layers} layers cannot be cut into {self.pp} stages of {self.chunks} chunks; each "
                 "chunk needs at least one layer."
             )
-        if self.chunks > 1 and model.layers % (self.pp * self.chunks):
+        if self.chunks > 1 and model.layers % (self.pp * self.chunks) and not self.counts_embeddings:
             raise PlanError(
                 f"replay: {model.layers} layers do not divide into {self.pp} stages x {self.chunks} chunks."
             )
@@ -164,11 +164,17 @@ class Configuration:
         vocabulary = -(-self.model.vocabulary // unit) * unit
         return replace(self.model, vocabulary=vocabulary, positions=max(self.model.positions, self.sequence))
 
+    @property
+    def counts_embeddings(self) -> bool:
+        """Whether the embedding and the head take the place of a layer each."""
+        layers, count = self.model.layers, self.pp * self.chunks
+        return self.framework.balances_embeddings and count > 1 and layers % count != 0 and (layers + 2) % count == 0
+
     @cached_property
     def layers_of_chunk(self) -> tuple[int, ...]:
         """Layers of chunk 0, 1, ... (chunk c lives on stage c % pp)."""
         layers, count = self.model.layers, self.pp * self.chunks
-        if self.framework.balances_embeddings and count > 1 and layers % count and (layers + 2) % count == 0:
+        if self.counts_embeddings:
             each = (layers + 2) // count
             return (each - 1, *[each] * (count - 2), each - 1)
         return tuple(layers // count + (at < layers % count) for at in range(count))

@@ -107,6 +107,10 @@ class _Pricing:
         if kernel.kind == "product":
             batch, m, n, k = kernel.sizes
             seconds = self.kernels.matmul_seconds(batch, m, n, k, product_type or kernel.dtype)
+            if product_type == "fp8" and not kernel.parameters:
+                # The first operand is read in 16 bits and written in 8, once as it is and once transposed, for this
+                # product and the weight gradient that reads it as well.
+                seconds += self.kernels.memory_seconds(4.0 * batch * m * k)
             weights = seconds if kernel.parameters else 0.0
             return Phase(compute=seconds, launches=1, weights=weights) + self.accumulation(kernel)
         if kernel.kind in ("attention", "attention_backward"):
@@ -147,7 +151,7 @@ class _Pricing:
             # Ranks take two chunks of a causal sequence each, so that all have half of the pairs.
             pairs = queries * keys * (0.5 if causal else 1.0)
             flops = (10.0 if backward else 4.0) * count * pairs * size  # 5 products in backward, 2 in forward
-            seconds = self.kernels.fused_attention_seconds(flops, kernel.dtype)
+            seconds = self.kernels.fused_attention_seconds(flops / self.framework.attention_efficiency, kernel.dtype)
             found = Phase(compute=seconds, attention=seconds, launches=2 if backward else 1)
         else:
             found = self.stored_attention(count, queries, keys, size, kernel.dtype, backward)

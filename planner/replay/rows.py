@@ -193,7 +193,7 @@ def alternatives_of(run: Configuration, values: Mapping[str, str]) -> tuple[Conf
         sizes = [1 << power for power in range(MOST_LIKELY_MICRO_BATCH.bit_length())]
     layers, stages = run.model.layers, run.pp
     if stages > 1 and re.search(r"vpp[^;]*not (stated|printed)", values.get("notes", "")):
-        schedules += [f"interleaved:{v}" for v in range(2, layers // stages + 1) if layers % (stages * v) == 0]
+        schedules += [f"interleaved:{v}" for v in range(2, layers // stages + 1)]
     found = []
     for micro_batch, schedule in product(sizes, schedules):
         with suppress(PlanError):

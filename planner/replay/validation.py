@@ -209,7 +209,7 @@ def validation(rows: Iterable[Row], progress: Callable[[str], None] | None = Non
         if progress and count % 100 == 0:
             progress(f"{count} rows")
         found = [_outcome(run, known) for run in row.alternatives] or [_Outcome(reason=row.reason)]
-        best = min(found, key=lambda item: (item.seconds is None, not item.feasible, item.seconds))
+        best = min(found, key=_Outcome.rank)
         results.append(Result(row, best.seconds, best.peak_bytes, best.reason))
     named: dict[str, list[Result]] = {}
     by_source: dict[str, list[Result]] = {}
@@ -233,6 +233,11 @@ class _Outcome:
     peak_bytes: float | None = None
     feasible: bool = False
     reason: str = ""
+
+    def rank(self) -> tuple[bool, bool, float]:
+        """What fits first, the fastest of it; of what does not fit, the smallest."""
+        best = self.seconds if self.feasible else self.peak_bytes
+        return self.seconds is None, not self.feasible, best or 0.0
 
 
 def _outcome(run: Configuration, known: dict[Configuration, _Outcome]) -> _Outcome:
