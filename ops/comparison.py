@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sbp.dtype import holds
 from sbp.errors import RuleError
 from sbp.operator import Operator, TensorType, operator
 from sbp.ops.broadcasting import unbroadcast
@@ -155,6 +156,8 @@ where.case("bool[3]", "i64[3]", "i64[1]")
 
 def _filled(x: TensorType, mask: TensorType, *, value: Any) -> str:
     _truth(mask)
+    if not holds(x.dtype, value):
+        raise RuleError(f"value {value} is none of the whole numbers that {x} holds; cast it to a floating type first")
     return x.dtype
 
 

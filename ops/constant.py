@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy
-
-from sbp.dtype import dtype_named, is_floating, numpy_name
+from sbp.dtype import dtype_named, holds, numpy_name
 from sbp.errors import RuleError
 from sbp.operator import operator
 
@@ -14,17 +12,14 @@ def _rule(*, shape, value, dtype):
     return f"-> {' '.join(names)}", dict(zip(names, shape))
 
 
-def _holds(*, shape, value, dtype):
-    """The element type, if it can hold the value: NumPy would cut 0.5 to 0, and give infinity any number."""
+def _filled(*, shape, value, dtype):
     kind = dtype_named(dtype)
-    if not is_floating(kind) and kind != "bool":
-        bounds = numpy.iinfo(numpy_name(kind))
-        if not bounds.min <= value <= bounds.max or value != int(value):
-            raise RuleError(f"value {value} is none of the whole numbers that {kind} holds")
+    if not holds(kind, value):
+        raise RuleError(f"value {value} is none of the whole numbers that {kind} holds")
     return kind
 
 
-@operator(_rule, dtype=_holds)
+@operator(_rule, dtype=_filled)
 def full(xp, *, shape, value, dtype="f32"):
     """A tensor of `shape` with `value` in every element."""
     return xp.full(shape, value, numpy_name(dtype))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sbp.dtype import dtype_named, is_floating, numpy_name
+from sbp.dtype import dtype_named, holds, is_floating, numpy_name
 from sbp.errors import RuleError
 from sbp.operator import Operator, TensorType, operator
 from sbp.ops.broadcasting import unbroadcast
@@ -469,6 +469,8 @@ for _op in (sign, floor, ceil, round_, trunc):
 def _clamp_type(x: TensorType, *, low: float | None, high: float | None) -> str:
     if low is not None and high is not None and low > high:
         raise RuleError(f"clamp from {low} to {high}: the lower limit is above the upper one")
+    if not all(limit is None or holds(x.dtype, limit) for limit in (low, high)):
+        raise RuleError(f"clamp from {low} to {high}: {x} holds integers; cast it to a floating type first")
     return joined(x)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sbp.dtype import holds
 from sbp.errors import RuleError
-from sbp.operator import operator
+from sbp.operator import TensorType, operator
 from sbp.ops.elementwise import add
 from sbp.ops.precision import one_type
 from sbp.ops.views import EVERY, normal_axis, operand, reshape, unsqueeze
@@ -151,7 +152,15 @@ def _pad_rule(x: tuple[int, ...], *, before: Any, after: Any, value: float) -> t
     return f"{operand(left)} -> {' '.join(right)}", sizes
 
 
-@operator(_pad_rule, monotone="all", linear=lambda x, *, before, after, value: "all" if value == 0 else "")
+def _padded(x: TensorType, *, before: Any, after: Any, value: float) -> str:
+    if not holds(x.dtype, value):
+        raise RuleError(f"value {value} is none of the whole numbers that {x} holds; cast it to a floating type first")
+    return x.dtype
+
+
+@operator(
+    _pad_rule, dtype=_padded, monotone="all", linear=lambda x, *, before, after, value: "all" if value == 0 else ""
+)
 def pad(xp, x, *, before, after, value=0):
     """With `before` and `after` further elements of `value` at the ends of every dimension."""
     return xp.pad(x, tuple(zip(before, after)), constant_values=value) if x.ndim else x

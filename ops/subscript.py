@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from sbp.dtype import holds, is_floating, numpy_name
 from sbp.errors import RuleError
 from sbp.ops.comparison import masked_fill, where
 from sbp.ops.constant import full
@@ -61,6 +62,7 @@ def put(x: Any, key: Any, value: Any) -> Any:
     if listed is not None:
         return _put_listed(x, *listed, value)
     cut = _cut(x, key)
+    value = _written(x, value, cut.shape)
     place = {"shape": tuple(x.shape), "starts": cut.starts, "stops": cut.stops, "steps": cut.steps}
     mask = slice_backward(full(shape=cut.box, value=True, dtype="bool"), **place)
     if isinstance(value, (int, float)):
@@ -72,11 +74,31 @@ def put(x: Any, key: Any, value: Any) -> Any:
     return where(mask, slice_backward(wide, **place), x)
 
 
+def _written(x: Any, value: Any, shape: tuple[int, ...]) -> Any:
+    """What is to be written: a number, or a tensor or array that broadcasts to the place. Lists take x's type."""
+    if isinstance(value, (int, float)):
+        if not holds(x.dtype, value):
+            raise RuleError(f"cannot write {value} into the integers {x!r}; cast them to a floating type first")
+        return value
+    if hasattr(value, "__sbp_apply__"):
+        return value
+    try:
+        array = numpy.asarray(value)
+        numpy.broadcast_to(array, shape)
+    except ValueError as error:
+        raise RuleError(f"cannot write {value!r} where {list(shape)} is the shape: {error}") from None
+    if array.dtype.kind not in "fiub":
+        raise RuleError(f"cannot write {value!r}; give a number, an array of numbers, or a tensor")
+    listed = isinstance(value, (list, tuple)) and (is_floating(x.dtype) or array.dtype.kind in "iu")
+    return array.astype(numpy_name(x.dtype)) if listed else array
+
+
 def _put_listed(x: Any, axis: int, index: Any, value: Any) -> Any:
     if len(index.shape) != 1:
         raise RuleError(f"places to write are numbers in one dimension, got the shape {list(index.shape)}")
     shape = tuple(index.shape[0] if k == axis else size for k, size in enumerate(x.shape))
     places = reshape(index, shape=tuple(index.shape[0] if k == axis else 1 for k in range(len(shape))))
+    value = _written(x, value, shape)
     source = full(shape=shape, value=value, dtype=x.dtype) if isinstance(value, (int, float)) else value
     source = source if tuple(source.shape) == shape else expand(source, shape=shape)
     return scatter(x, expand(places, shape=shape), source, axis=axis)
@@ -117,7 +139,10 @@ def _cut(x: Any, key: Any) -> _Cut:
         if item is None:
             final.append(1)
         elif isinstance(item, slice):
-            start, stop, step = item.indices(shape[axis])
+            try:
+                start, stop, step = item.indices(shape[axis])
+            except (TypeError, ValueError) as error:
+                raise RuleError(f"cannot index dimension {axis} of {list(shape)} with {item!r}: {error}") from None
             count = len(range(start, stop, step))
             if step < 0:
                 start, stop = (start + step * (count - 1), start + 1) if count else (0, 0)

@@ -39,3 +39,15 @@ def is_floating(dtype: str) -> bool:
 def numpy_name(dtype: str) -> str:
     """The NumPy type that holds it; NumPy has no bfloat16, so bf16 is held in float32."""
     return _NUMPY[dtype_named(dtype)]
+
+
+def holds(dtype: str, value: float) -> bool:
+    """Whether an element of this type can be the number; NumPy would make an integer of 0.5 and of infinity, too.
+
+    Floating types hold every number, rounded; truth values every number as well, which is true unless it is zero.
+    """
+    if is_floating(dtype) or dtype == "bool":
+        return True
+    bits = 8 * SIZES[dtype]
+    low, high = (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return low <= value <= high and value == int(value)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sbp.errors import LayoutError
 from sbp.layout import Layout, Partial, Split
 from sbp.mesh import Mesh
 
 
-def show_layout(tensor: Any, layout: Any = None, mesh: Mesh | None = None) -> str:
+def show_layout(tensor: Any, layout: Any = None, mesh: Any = None) -> str:
     """Which ranks hold which part, as a grid over the dimensions that are split; ranks that hold the same share a cell.
 
     Parameters
     ----------
     tensor
-        A global tensor, or a shape; with a shape, `layout` (anything that `Layout.parse` reads) and `mesh` are needed.
+        A global tensor, or a shape; with a shape, `layout` (anything that `Layout.parse` reads) and `mesh` (a `Mesh`,
+        a number of ranks, a shape, or a text such as `"dp=2,tp=4"`) are needed.
 
     Raises
     ------
@@ -31,7 +33,9 @@ def show_layout(tensor: Any, layout: Any = None, mesh: Mesh | None = None) -> st
     """
     if layout is None:
         tensor, layout, mesh = tensor.shape, tensor.layout, tensor.mesh
-    assert mesh is not None
+    if mesh is None:
+        raise LayoutError(f"show_layout of {tensor}: a shape needs a mesh beside its layout, such as Mesh((2, 2)).")
+    mesh = mesh if isinstance(mesh, Mesh) else Mesh.parse(mesh) if isinstance(mesh, str) else Mesh(mesh)
     shape, found = tuple(tensor), Layout.parse(layout)
     found.check(shape, mesh.shape, "show_layout")
     held: dict[tuple[tuple[int, int], ...], list[int]] = {}

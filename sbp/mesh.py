@@ -65,7 +65,7 @@ class Mesh:
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Where a rank stands, one index per axis."""
-        if not 0 <= rank < self.size:
+        if rank not in range(self.size):
             raise MeshError(f"{self} has the ranks 0 to {self.size - 1}, got {rank}.")
         return _coordinates(self.shape)[rank]
 

@@ -497,6 +497,18 @@ def test_nothing_branches_on_a_symbol():
         (lambda: sbp.full((2,), 0.5, dtype="i64"), "0.5 is none of the whole numbers that i64 holds"),
         (lambda: sbp.full((2,), float("nan"), dtype="i32"), "nan is none of the whole numbers"),
         (lambda: sbp.full((2,), 300, dtype="u8"), "300 is none of the whole numbers"),
+        (lambda: sbp.arange(4).updated(0, 0.5), r"cannot write 0.5 into the integers"),
+        (lambda: sbp.arange(4).updated([0], float("inf")), "cannot write inf"),
+        (lambda: ops.pad(sbp.arange(4), before=(1,), after=(0,), value=float("nan")), "nan is none"),
+        (lambda: ops.clamp(sbp.arange(4), low=0.5), "holds integers; cast it"),
+        (lambda: sbp.ones((4, 4)).updated(0, numpy.ones(3)), r"where \[4\] is the shape"),
+        (lambda: sbp.ones((4, 4)).updated([0, 1], numpy.ones(3)), r"where \[2, 4\] is the shape"),
+        (lambda: sbp.ones((4, 4)).updated(0, "a"), "cannot write"),
+        (lambda: sbp.ones((4, 4)).updated(0, None), "cannot write"),
+        (lambda: sbp.ones((4, 4))[::0], "slice step cannot be zero"),
+        (lambda: sbp.ones((4, 4))["a":2.5], "cannot index dimension 0"),
+        (lambda: sbp.ones((4, 4)).to_local("a"), "has the ranks 0 to 0, got a"),
+        (lambda: sbp.show_layout((4,), "S(0)"), "needs a mesh"),
         (lambda: sbp.arange(4) % 0.5, "0.5 is none of the whole numbers"),
         (lambda: sbp.ones(4) ** sbp.ones(4), "exponent must be a number"),
         (lambda: (-2) ** sbp.ones(4), "base must be a number above 0"),
@@ -628,6 +640,12 @@ def test_updated(layout):
         given = sbp.from_numpy(value, None, 2)
         numpy.testing.assert_allclose(x.updated(key, given).numpy(), expected, rtol=1e-12, err_msg=str(key))
     numpy.testing.assert_array_equal(x.numpy(), array)
+
+
+def test_what_is_written_may_be_a_list():
+    x = sbp.from_numpy(numpy.zeros((3, 2)), "S(0)", 2)
+    assert x.updated(1, [1, 2]).numpy().tolist() == [[0, 0], [1, 2], [0, 0]]
+    assert x.updated([2, 0], [[1.5, 2]]).numpy().tolist() == [[1.5, 2], [0, 0], [1.5, 2]]
 
 
 def test_indices_that_do_not_fit():
