@@ -18,12 +18,19 @@ from sbp.planner.timing import links_of, pipeline_of
 
 
 def plan_pipeline(
-    physical: PhysicalPlan, cluster: Cluster, stages: int = 1, chunks: int = 1, micro_batches: int = 1
+    physical: PhysicalPlan,
+    cluster: Cluster,
+    stages: int = 1,
+    chunks: int = 1,
+    micro_batches: int = 1,
+    *,
+    weights_apart: bool = False,
 ) -> Pipeline:
     """The pipeline of a plan.
 
     Every rank sends its part of what the next chunk reads to its like on the next stage; of the stages the slowest
-    boundary counts for all. Nodes are added where the cluster has fewer ranks than all stages need.
+    boundary counts for all. Nodes are added where the cluster has fewer ranks than all stages need. With
+    `weights_apart` gradients of parameters are a phase of their own (see `sbp.planner.stages.cut`).
 
     Raises
     ------
@@ -33,9 +40,9 @@ def plan_pipeline(
         The cluster has no link to further nodes.
     """
     links, slowdown = dict(links_of(physical.mesh, cluster)), cluster.device.overlap_slowdown
-    if stages * chunks * micro_batches == 1:
+    if stages * chunks * micro_batches == 1 and not weights_apart:
         return pipeline_of(physical, links, slowdown)
-    staged = cut(physical, stages, chunks)
+    staged = cut(physical, stages, chunks, weights_apart=weights_apart)
     size = physical.mesh.size
     nodes = math.ceil(stages * size / cluster.devices_per_node)
     whole = cluster.with_nodes(max(nodes, cluster.nodes))

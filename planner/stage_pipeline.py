@@ -13,7 +13,7 @@ from sbp.planner.buffers import buffers_of
 from sbp.planner.physical import COLLECTIVES, Box, Compute, Operation
 from sbp.planner.pipeline import COMPUTE, Pipeline, Segment, Task
 from sbp.planner.schedule import Schedule
-from sbp.planner.stages import BACKWARD, FORWARD, ONCE, Place, StagedPlan
+from sbp.planner.stages import FORWARD, ONCE, Place, StagedPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +93,12 @@ def pipeline_of(
     segments = {
         (chunk, phase): _segment(staged, (chunk, phase), memory, send_seconds)
         for chunk in range(staged.stages * staged.chunks)
-        for phase in _phases(staged)
+        for phase in staged.phases
     }
     after = tuple(_after(staged, stage, memory) for stage in range(staged.stages))
     return Pipeline(
         staged.stages, staged.chunks, micro_batches, segments, after=after, resident_bytes=memory.resident_bytes()
     )
-
-
-def _phases(staged: StagedPlan) -> tuple[str, ...]:
-    trains = any(operations for (_, phase), operations in staged.segments.items() if phase == BACKWARD)
-    return (FORWARD, BACKWARD) if trains else (FORWARD,)
 
 
 class _Memory:

@@ -2,8 +2,9 @@
 
 One plan describes the step of one micro-batch on the ranks of one stage. Its layers are dealt out to chunks (virtual
 stages); chunk c lives on stage c % stages. Every operation belongs to one chunk and one phase: forward, backward, or
-once, after all micro-batches. Registers that are read in another chunk are sent there: activations forward, their
-gradients backward. What the once phase reads of the backward phase is added up over the micro-batches.
+once, after all micro-batches; for zero-bubble schedules the gradients of parameters are split off the backward phase
+into one of their own, weight. Registers that are read in another chunk are sent there: activations forward, their
+gradients backward. What the once phase reads of the others is added up over the micro-batches.
 
 A tied parameter (GPT's embedding, which is its head, too) has a copy wherever it is read and is updated in one chunk.
 The sum of its gradients is taken once, over what each chunk added up, and not for every micro-batch.
@@ -22,11 +23,15 @@ from sbp.passes.recompute import block_of
 from sbp.planner.accumulation import Accumulation, accumulation_of
 from sbp.planner.buffers import is_view
 from sbp.planner.physical import Box, Compute, Operation, PhysicalPlan
+from sbp.planner.pipeline import PHASES
 
-FORWARD, BACKWARD, ONCE = "forward", "backward", "once"
+FORWARD, BACKWARD, WEIGHT = PHASES
+ONCE = "once"
+
+_RANKS = {phase: rank for rank, phase in enumerate((*PHASES, ONCE))}
 
 Place = tuple[int, str]
-"""A chunk, and one of `FORWARD`, `BACKWARD` and `ONCE`."""
+"""A chunk, and one of `PHASES` or `ONCE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,18 @@ class StagedPlan:
     def segments(self) -> Mapping[Place, tuple[int, ...]]:
         """Place -> its operations in program order; places without any have an empty entry."""
         found: dict[Place, list[int]] = {
-            (chunk, phase): [] for chunk in range(self.stages * self.chunks) for phase in (FORWARD, BACKWARD, ONCE)
+            (chunk, phase): [] for chunk in range(self.stages * self.chunks) for phase in (*PHASES, ONCE)
         }
         for at, place in enumerate(self.places):
             found[place].append(at)
         return {place: tuple(operations) for place, operations in found.items()}
+
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """The phases of a micro-batch: forward alone, or with backward, or with backward and weight."""
+        present = {phase for _, phase in self.places}
+        last = max((at for at, phase in enumerate(PHASES) if phase in present), default=0)
+        return PHASES[: last + 1]
 
     @cached_property
     def releases(self) -> Mapping[int, tuple[int, ...]]:
@@ -112,12 +124,12 @@ class StagedPlan:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The operations before the once phase, chunk by chunk: a chunk's forward, then its backward.
+        """The operations before the once phase, chunk by chunk, and of a chunk phase by phase.
 
         Program order differs from that: an output's layout is changed after the backward phase.
         """
         chunks = range(self.stages * self.chunks)
-        return tuple(at for chunk in chunks for phase in (FORWARD, BACKWARD) for at in self.segments[chunk, phase])
+        return tuple(at for chunk in chunks for phase in PHASES for at in self.segments[chunk, phase])
 
     @cached_property
     def positions(self) -> Mapping[int, int]:
@@ -150,7 +162,14 @@ class StagedPlan:
         return chunk % self.stages
 
 
-def cut(physical: PhysicalPlan, stages: int, chunks: int = 1, first_layers: Sequence[int] | None = None) -> StagedPlan:
+def cut(
+    physical: PhysicalPlan,
+    stages: int,
+    chunks: int = 1,
+    first_layers: Sequence[int] | None = None,
+    *,
+    weights_apart: bool = False,
+) -> StagedPlan:
     """Cut the plan of a training (or inference) step between its layers.
 
     Parameters
@@ -162,6 +181,8 @@ def cut(physical: PhysicalPlan, stages: int, chunks: int = 1, first_layers: Sequ
     first_layers
         Per chunk but the first the number of its first layer; default the cut whose longest chunk is shortest, by the
         operations' predicted seconds.
+    weights_apart
+        Give what only leads to gradients of parameters a phase of its own, as zero-bubble schedules need it.
 
     Raises
     ------
@@ -174,6 +195,8 @@ def cut(physical: PhysicalPlan, stages: int, chunks: int = 1, first_layers: Sequ
     places = _Places(physical, stages * chunks, first_layers).run()
     physical, places = _with_constants_where_read(physical, places)
     made = {number: at for at, operation in enumerate(physical.operations) for number in operation.outputs}
+    if weights_apart:
+        places = _with_weights_apart(physical, places, made)
     _check_order(physical, places, made)
     homes, copies = _state(physical, places, made)
     transfers, accumulated, carried = _moves(physical, places, made)
@@ -442,18 +465,57 @@ def _with_constants_where_read(physical: PhysicalPlan, places: list[Place]) -> t
     return replace(physical, registers=tuple(registers), operations=tuple(operations)), found
 
 
+def _with_weights_apart(physical: PhysicalPlan, places: Sequence[Place], made: Mapping[int, int]) -> list[Place]:
+    """The places, with backward work that nothing but its own layer's gradients of parameters waits for put off.
+
+    The rest is what another chunk's backward reads, and what another layer's (or module's, outside of layers) does:
+    so that the first chunk, which sends nothing on, is split where the others are.
+    """
+
+    def owner(operation: Operation) -> str | None:
+        return (block_of(operation.module) or operation.module) if isinstance(operation, Compute) else None
+
+    put_out = {*physical.outputs.values(), *physical.updates.values()}
+    readers: dict[int, list[int]] = {}
+    for at, operation in enumerate(physical.operations):
+        for number in operation.inputs:
+            readers.setdefault(number, []).append(at)
+    urgent: set[int] = set()
+    # Operation -> the owners of what it leads to: a layout change has none of its own.
+    leads: dict[int, set[str]] = {}
+    for at in reversed(range(len(places))):
+        if places[at][1] != BACKWARD:
+            continue
+        operation = physical.operations[at]
+        after = [reader for number in operation.outputs for reader in readers.get(number, ())]
+        backward = [reader for reader in after if places[reader][1] == BACKWARD]
+        mine = owner(operation)
+        leads[at] = {name for reader in backward for name in leads[reader]}
+        elsewhere = bool(leads[at] - {mine}) if mine is not None else False
+        if mine is not None:
+            leads[at] = {mine}
+        if (
+            elsewhere
+            or any(reader in urgent or places[reader][0] != places[at][0] for reader in backward)
+            or any(number in put_out for number in operation.outputs)
+        ):
+            urgent.add(at)
+    return [
+        (chunk, WEIGHT if phase == BACKWARD and at not in urgent else phase) for at, (chunk, phase) in enumerate(places)
+    ]
+
+
 def _check_order(physical: PhysicalPlan, places: Sequence[Place], made: Mapping[int, int]) -> None:
-    ranks = {FORWARD: 0, BACKWARD: 1, ONCE: 2}
     for at, operation in enumerate(physical.operations):
         chunk, phase = places[at]
         for number in operation.inputs:
             if number not in made:
                 continue
             before, earlier = places[made[number]]
-            late = ranks[earlier] > ranks[phase]
+            late = _RANKS[earlier] > _RANKS[phase]
             if earlier == phase == FORWARD:
                 late = before > chunk
-            elif earlier == phase == BACKWARD:
+            elif earlier == BACKWARD and phase in (BACKWARD, WEIGHT):
                 late = before < chunk
             if late:
                 name = operation.node if isinstance(operation, Compute) else operation.kind
@@ -524,7 +586,7 @@ def _moves(
                 # Program order is not a chunk's order of phases: forward comes first wherever it reads the register.
                 key = (number, place[0], once)
                 known = transfers.get(key)
-                if known is None or (known.target[1] == BACKWARD and place[1] == FORWARD):
+                if known is None or _RANKS[place[1]] < _RANKS[known.target[1]]:
                     transfers[key] = Transfer(number, source, place)
     for value, new in physical.updates.items():
         if new not in made:

@@ -77,8 +77,10 @@ def test_simulate_cuts_plans(plan, tmp_path, capsys):
     assert all(item["stages"] == 2 and item["micro_batches"] == 8 for item in found)
     assert max(found[0]["peak_bytes"]) < max(found[2]["peak_bytes"])
     assert all(set(item["breakdown_seconds"]) >= {COMPUTE, P2P, "bubble"} for item in found)
-    assert run([*cut, "--schedule", "zero-bubble"]) == 2
-    assert "zero-bubble needs weight segments" in capsys.readouterr().err
+    assert run([*cut, "--schedule", "zero-bubble", "--schedule", "1f1b"]) == 0
+    zero_bubble, plain = json.loads(capsys.readouterr().out)
+    assert zero_bubble["schedule"] == "zero-bubble"
+    assert zero_bubble["breakdown_seconds"]["bubble"] < plain["breakdown_seconds"]["bubble"]
     save_pipeline(uniform_pipeline(2, 2, 1.0, 1.0), tmp_path / "pipeline.json")
     assert run(["simulate", str(tmp_path / "pipeline.json"), "--stages", "2"]) == 2
     assert "--stages cuts a plan" in capsys.readouterr().err

@@ -123,6 +123,50 @@ def test_credits(name, chunks):
     assert step.in_flight[-1] >= 1
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name, stages, micro_batches", [("gpt", 2, 4), ("gpt", 4, 8), ("mlp", 4, 6), ("gpt", 1, 3)])
+def test_zero_bubble(name, stages, micro_batches, recompute):
+    """Weight gradients in segments of their own: the numbers of the whole program, in the order of the simulator."""
+    graph = with_recompute(micro_graph(name)) if recompute else micro_graph(name)
+    staged = cut(replicated_plan(graph, Mesh((2,))), stages, weights_apart=True)
+    schedule = schedule_named("zero-bubble", stages, 1, micro_batches)
+    step = assert_equals_whole(name, staged, graph, micro_batches, "zero-bubble")
+    assert step.orders == schedule.orders == simulate(pipeline_of(staged, micro_batches), schedule).schedule.orders
+    assert step.in_flight == schedule.in_flight("weight")
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b", "interleaved"])
+def test_weights_apart_in_other_orders(order):
+    graph = micro_graph("gpt")
+    chunks = 2 if order == "interleaved" else 1
+    for seed in range(2):
+        staged = cut(random_plan(graph, Mesh((2, 2), ("dp", "tp")), seed), 2, chunks, weights_apart=True)
+        assert_equals_whole("gpt", staged, graph, 4, order)
+
+
+def test_zero_bubble_by_credits():
+    graph = micro_graph("gpt")
+    staged = cut(replicated_plan(graph, Mesh((1,))), 2, weights_apart=True)
+    credits = credits_named("zero-bubble", 2, 1, 6)
+    step = assert_equals_whole("gpt", staged, graph, 6, credits)
+    assert all(most <= found["weight"] for most, found in zip(step.in_flight, credits.buffers))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_put_off_are_gradients_of_parameters(name):
+    """Weight segments hold every linear layer's weight gradient and no input gradient, in every chunk."""
+    staged = cut(replicated_plan(micro_graph(name), Mesh((1,))), 4, weights_apart=True)
+    places = {}
+    for operation, place in zip(staged.physical.operations, staged.places):
+        if place[1] in ("backward", "weight"):
+            places.setdefault(operation.op, set()).add(place)
+    assert {(chunk, "weight") for chunk in range(4)} == places["linear_weight_gradient"]
+    through = [op for op in places if op in ("matmul", "attention_backward", "gelu_backward", "relu_backward")]
+    assert {phase for op in through for _, phase in places[op]} == {"backward"} and "matmul" in through
+    for transfer in staged.transfers:
+        assert "weight" not in (transfer.source[1], transfer.target[1]) or transfer.target[1] == "once"
+
+
 def test_recompute():
     graph = with_recompute(micro_graph("gpt"))
     staged = cut(random_plan(graph, Mesh((2,)), 5), 2)
@@ -257,9 +301,7 @@ def run(staged, graph, micro_batches, order, **options):
 def test_too_few_buffers_stand_still_with_names():
     graph = micro_graph("mlp")
     staged = cut(replicated_plan(graph, Mesh((1,))), 2)
-    with pytest.raises(
-        DeadlockError, match="stage 0: forward of chunk 0, micro-batch 2 needs a free buffer, and all 2"
-    ):
+    with pytest.raises(DeadlockError, match="stage 0: forward of chunk 0, micro-batch 2 needs a free buffer, all 2"):
         run(staged, graph, 4, "gpipe", buffers=[2, 4])
 
 
@@ -315,20 +357,23 @@ def one_after_another(pipeline):
     return replace(pipeline, segments=segments, after=tuple(map(paced, pipeline.after)))
 
 
-@pytest.mark.parametrize("name, stages, chunks", [("gpipe", 2, 1), ("1f1b", 4, 1), ("interleaved", 2, 2)])
+@pytest.mark.parametrize(
+    "name, stages, chunks", [("gpipe", 2, 1), ("1f1b", 4, 1), ("interleaved", 2, 2), ("zero-bubble", 4, 1)]
+)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_peaks_are_the_simulators(name, stages, chunks, recompute):
     graph = micro_graph("gpt")
     graph = with_recompute(graph) if recompute else graph
     for seed in (None, 1):
         physical = replicated_plan(graph, Mesh((2,))) if seed is None else random_plan(graph, Mesh((2,)), seed)
-        pipeline = one_after_another(pipeline_of(cut(physical, stages, chunks), 8))
+        apart = name == "zero-bubble"
+        pipeline = one_after_another(pipeline_of(cut(physical, stages, chunks, weights_apart=apart), 8))
         schedule = schedule_named(name, stages, chunks, 8)
         peaks = stage_peaks(pipeline, schedule)
         assert tuple(peak.peak_bytes for peak in peaks) == simulate(pipeline, schedule).peak_bytes
         # Nothing of a micro-batch is left when its backward has ended.
         for chunk in range(stages * chunks):
-            tasks = [t for phase in ("forward", "backward") for t in pipeline.segments[chunk, phase].tasks]
+            tasks = [t for phase in pipeline.phases for t in pipeline.segments[chunk, phase].tasks]
             assert sum(t.allocates for t in tasks) == sum(t.frees for t in tasks)
 
 
@@ -362,13 +407,20 @@ def test_in_flight_activations():
 
 @pytest.mark.parametrize(
     "name, stages, chunks, recompute",
-    [("gpipe", 2, 1, False), ("1f1b", 4, 1, False), ("1f1b", 2, 1, True), ("interleaved", 2, 2, False)],
+    [
+        ("gpipe", 2, 1, False),
+        ("1f1b", 4, 1, False),
+        ("1f1b", 2, 1, True),
+        ("interleaved", 2, 2, False),
+        ("zero-bubble", 4, 1, False),
+        ("zero-bubble", 2, 1, True),
+    ],
 )
 def test_peaks_are_what_actors_hold(name, stages, chunks, recompute, monkeypatch):
     """Every stage's tables, state and sums are counted, memory by memory, after every operation."""
     graph = micro_graph("gpt")
     graph = with_recompute(graph) if recompute else graph
-    staged = cut(random_plan(graph, Mesh((1,)), 4), stages, chunks)
+    staged = cut(random_plan(graph, Mesh((1,)), 4), stages, chunks, weights_apart=name == "zero-bubble")
     schedule = schedule_named(name, stages, chunks, 4)
     pipeline = PipelineExecutor(staged, 4, schedule, floating="f64")
     at_work = threading.local()

@@ -44,6 +44,7 @@ def simulate(
     \b
     sbp simulate plan.json
     sbp simulate plan.json --stages 4 --micro-batches 16 --schedule 1f1b --schedule interleaved:2
+    sbp simulate plan.json --stages 4 --micro-batches 8 --schedule zero-bubble
     sbp simulate pipeline.json --schedule 1f1b --schedule zero-bubble --micro-batches 32
     sbp simulate pipeline.json --json --trace trace.json
     """
@@ -88,5 +89,10 @@ def _maker(file: str, stages: int | None) -> Callable[[str | None, int | None], 
         return lambda name, count: pipeline if count is None else replace(pipeline, micro_batches=count)
     plan = Plan.load(file)
     return lambda name, count: plan_pipeline(
-        plan.physical, plan.cluster, stages or 1, 1 if name is None else chunks_named(name) or 1, count or 1
+        plan.physical,
+        plan.cluster,
+        stages or 1,
+        1 if name is None else chunks_named(name) or 1,
+        count or 1,
+        weights_apart=name == "zero-bubble",
     )

@@ -21,7 +21,7 @@ from typing import Any
 from sbp.cuda.interface import Backend
 from sbp.errors import PlanError, SbpError
 from sbp.planner.schedule import Action, Credits, Schedule, describe, schedule_named
-from sbp.planner.stages import BACKWARD, FORWARD, ONCE, Place, StagedPlan, Transfer
+from sbp.planner.stages import BACKWARD, FORWARD, ONCE, WEIGHT, Place, StagedPlan, Transfer
 from sbp.runtime.boxing import Local
 from sbp.runtime.executor import Executor, Table
 
@@ -69,7 +69,7 @@ class PipelineExecutor:
     order
         A `Schedule`, `Credits`, or the name of a schedule, such as "1f1b" or "interleaved:2".
     buffers
-        Per stage how many forward segments may wait for their backward; replaces those of credits, and for a schedule
+        Per stage how many forward segments may wait for their last phase; replaces those of credits, and for a schedule
         sets them (default as many as its order needs).
     backend, floating
         As for `sbp.runtime.executor.Executor`.
@@ -90,7 +90,7 @@ class PipelineExecutor:
         backend: Backend | None = None,
         floating: str | None = None,
     ) -> None:
-        phases = (FORWARD, BACKWARD) if any(staged.segments[c, BACKWARD] for c in self._chunks(staged)) else (FORWARD,)
+        phases = staged.phases
         if isinstance(order, str):
             order = schedule_named(order, staged.stages, staged.chunks, micro_batches, phases)
         expected = (staged.stages, staged.chunks, micro_batches)
@@ -103,7 +103,7 @@ class PipelineExecutor:
         if set(wanted) != set(phases):
             raise PlanError(
                 f"{order.name} has the phases {', '.join(wanted)}, the plan has {', '.join(phases)}; weight gradients "
-                "are part of its backward phase."
+                "are part of its backward phase unless `cut` is told weights_apart."
             )
         self.staged, self.micro_batches, self.order, self.phases = staged, micro_batches, order, phases
         self.buffers = self._buffers(order, buffers)
@@ -116,20 +116,17 @@ class PipelineExecutor:
             self._arriving.setdefault(transfer.target, []).append(transfer)
             self._leaving.setdefault(transfer.source, []).append(transfer)
 
-    @staticmethod
-    def _chunks(staged: StagedPlan) -> range:
-        return range(staged.stages * staged.chunks)
-
-    def _buffers(self, order: Schedule | Credits, given: Sequence[int] | None) -> tuple[int, ...]:
+    def _buffers(self, order: Schedule | Credits, given: Sequence[int] | None) -> tuple[Mapping[str, int], ...]:
+        """Per stage and phase after forward how many forward segments may wait for it."""
         if given is not None:
             if len(given) != order.stages or any(count < 1 for count in given):
                 raise PlanError(f"buffers gives each of {order.stages} stages at least 1, got {list(given)}.")
-            return tuple(given)
+            return tuple(dict.fromkeys(self.phases[-1:], count) for count in given)
         if self.phases == (FORWARD,):
-            return (order.micro_batches * order.chunks,) * order.stages
+            return ({},) * order.stages
         if isinstance(order, Schedule):
-            return order.in_flight()
-        return tuple(found.get(BACKWARD, order.micro_batches * order.chunks) for found in order.buffers)
+            return tuple({self.phases[-1]: count} for count in order.in_flight(self.phases[-1]))
+        return order.buffers
 
     # -- in and out --------------------------------------------------------------------------------------------------
 
@@ -299,7 +296,10 @@ class _Stage:
         # Made at once, as training frameworks do, so that memory does not grow during the step.
         self.sums = {number: pipeline.zeros(number) for number in self.summed()}
         self.order: list[Action] = []
-        self.in_flight = self.most_in_flight = 0
+        # Per phase after forward how many micro-batches (times chunks) wait for it.
+        self.waiting = dict.fromkeys(pipeline.phases[1:], 0)
+        self.most_in_flight = 0
+        self.backward_done: set[tuple[int, int]] = set()
         self.outputs: dict[str, list[Local]] = {}
         self.new_state: dict[str, Local] = {}
 
@@ -330,13 +330,14 @@ class _Stage:
     def missing(self, action: Action) -> str:
         """What an action waits for; empty if it can fire. Holding `changed`."""
         phase, chunk, micro_batch = action
-        if phase == FORWARD and self.in_flight >= self.pipeline.buffers[self.stage]:
-            return (
-                f"{describe(action)} needs a free buffer, and all {self.pipeline.buffers[self.stage]} of its stage "
-                "wait for their backward"
-            )
-        if phase == BACKWARD and (chunk, micro_batch) not in self.tables:
+        if phase == FORWARD:
+            for after, count in self.pipeline.buffers[self.stage].items():
+                if self.waiting[after] >= count:
+                    return f"{describe(action)} needs a free buffer, all {count} of its stage wait for their {after}"
+        elif (chunk, micro_batch) not in self.tables:
             return f"{describe(action)} comes after its forward"
+        elif phase == WEIGHT and (chunk, micro_batch) not in self.backward_done:
+            return f"{describe(action)} comes after its backward"
         for transfer in self.pipeline._arriving.get((chunk, phase), ()):
             if (transfer.register, chunk, micro_batch) not in self.shared.mail:
                 value = self.physical.registers[transfer.register].value
@@ -373,9 +374,11 @@ class _Stage:
 
     def fire(self, action: Action) -> None:
         phase, chunk, micro_batch = action
+        last = self.pipeline.phases[-1]
         if phase == FORWARD:
-            self.in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            for after in self.waiting:
+                self.waiting[after] += 1
+            self.most_in_flight = max(self.most_in_flight, self.waiting.get(last, 1))
         table = self.table(chunk, micro_batch)
         with self.shared.changed:
             for transfer in self.pipeline._arriving.get((chunk, phase), ()):
@@ -393,8 +396,11 @@ class _Stage:
             for number in self.staged.releases.get(at, ()):
                 table[number] = None
         self.order.append(action)
-        if phase == self.pipeline.phases[-1]:
-            self.in_flight -= 1
+        if phase != FORWARD:
+            self.waiting[phase] -= 1
+        if phase == BACKWARD:
+            self.backward_done.add((chunk, micro_batch))
+        if phase == last:
             del self.tables[chunk, micro_batch]
 
     def run(self, at: int, micro_batch: int, table: Table) -> None:
