@@ -99,6 +99,13 @@ def test_a_mask_is_known_for_a_batch_that_could_not_be_computed():
     assert not any(value.dtype == "bool" for value in graph.values.values())
 
 
+def test_a_mask_is_known_where_the_batch_is_dynamic():
+    module = Attention(causal)
+    graph = import_module(module, torch.randn(3, 6, 8), training=False, dynamic_batch=True, batch=50).graph
+    (node,) = (node for node in graph.nodes if "attention" in node.op)
+    assert node.op == "attention" and node.attributes["causal"] and graph.values["x"].shape == (50, 6, 8)
+
+
 @pytest.mark.parametrize("high", [-1, 0, 2])
 @pytest.mark.parametrize("low", [None, -2, 0])
 def test_bands(high, low):

@@ -41,6 +41,8 @@ class Constants:
 
         if node.op != "call_function":
             return False
+        if _is_number(node):  # a size, which is known even where it is that of an input
+            return True
         tags = getattr(node.target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags:
             return False
@@ -58,6 +60,8 @@ class Constants:
         import torch
         from torch.fx.node import map_aggregate
 
+        if _is_number(node):
+            return self._number(node.meta["val"])
         inputs = {item: self.value(item) for item in node.all_input_nodes}
         if any(value is None for value in inputs.values()):
             return None
@@ -93,6 +97,12 @@ class Constants:
 
         made = node.meta.get("val")
         return tuple(self._number(size) for size in made.shape) if isinstance(made, torch.Tensor) else None
+
+
+def _is_number(node: Any) -> bool:
+    import torch
+
+    return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _product(sizes: Any) -> int:

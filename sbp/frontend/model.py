@@ -66,11 +66,14 @@ class TorchModel:
         precision: str | None,
     ) -> Imported:
         """The imported step; another batch than that of the example inputs is imported with a dynamic dimension."""
+        from sbp.frontend.exporting import inputs_of
         from sbp.frontend.torch import import_module
 
         if sequence is not None:
             raise FrontendError(f"{self.name}: the sequence length is that of example_inputs; leave sequence out.")
-        options: dict[str, Any] = {"dynamic_batch": batch is not None, **self.options}
+        tensors = inputs_of(self.module, self.example_inputs, ()).tensors
+        given = {tensor.shape[0] for tensor in tensors if tensor.ndim}
+        options: dict[str, Any] = {"dynamic_batch": batch is not None and given != {batch}, **self.options}
         key = (batch, training, repr(optimizer), precision)
         if key not in self._imported:  # planned again with recompute, it is the same step
             self._imported.clear()
