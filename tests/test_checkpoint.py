@@ -2,6 +2,7 @@
 
 import json
 import threading
+import zlib
 
 import numpy
 import pytest
@@ -111,7 +112,8 @@ def test_files_are_readable_without_this_library(tmp_path):
     sbp.save(tmp_path / "x", {"x": sbp.from_numpy(numpy.arange(10.0).reshape(5, 2), "S(0)", 2)})
     with safe_open(tmp_path / "x" / "000000-rank00001.safetensors", framework="numpy") as file:
         assert file.get_tensor("x").tolist() == [[6, 7], [8, 9]]
-        assert json.loads(file.metadata()["sbp"]) == {"x": {"global_shape": [5, 2], "offset": [3, 0]}}
+        crc = zlib.crc32(numpy.array([6.0, 7, 8, 9]).tobytes())
+        assert json.loads(file.metadata()["sbp"]) == {"x": {"global_shape": [5, 2], "offset": [3, 0], "crc32": crc}}
 
 
 def test_the_same_state_gives_the_same_bytes(tmp_path):
@@ -329,6 +331,47 @@ def test_a_file_that_was_cut_off_is_named(saved, keep):
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"rank00001.safetensors: cannot read x"):
         sbp.load(saved)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_bit_that_changed_is_noticed(saved, seed):
+    """Anywhere in a file, numbers or header; where it changes what nobody reads, the numbers are right."""
+    rng, path = RNG(seed), saved / "000000-rank00001.safetensors"
+    data, right = bytearray(path.read_bytes()), RNG(0).standard_normal((6, 2))
+    data[rng.integers(len(data)) if seed % 2 else -1 - rng.integers(32)] ^= 1 << int(rng.integers(8))
+    path.write_bytes(data)
+    try:
+        found = sbp.load(saved)["x"].numpy()
+    except CheckpointError as error:
+        assert "rank00001.safetensors" in str(error)
+    else:
+        assert seed % 2 and (found == right).all()
+
+
+def test_files_whose_names_were_exchanged_are_noticed(saved):
+    first, second = (saved / f"000000-rank0000{rank}.safetensors" for rank in (0, 1))
+    bytes = first.read_bytes(), second.read_bytes()
+    first.write_bytes(bytes[1]), second.write_bytes(bytes[0])
+    with pytest.raises(CheckpointError, match=r"x of offset \[2, 0\], but checkpoint.json says \[0, 0\]"):
+        sbp.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("f4", "x as float32, another file as float64"), ("i8", "x of type i64, but .* says f64")]
+)
+def test_files_of_another_element_type_are_noticed(saved, tmp_path, kind, says):
+    sbp.save(tmp_path / "other", {"x": sbp.from_numpy(numpy.ones((6, 2), kind), "S(0)", 3)})
+    (tmp_path / "other" / "000000-rank00001.safetensors").replace(saved / "000000-rank00001.safetensors")
+    with pytest.raises(CheckpointError, match=says):
+        sbp.load(saved)
+
+
+def test_a_layout_for_what_is_not_there_is_refused(saved):
+    with pytest.raises(LayoutError, match="a layout for 'xx', which the checkpoint .* has not; did you mean x"):
+        sbp.load(saved, {"xx": "S(0)"}, 2)
+    for tensors in ({"x": numpy.ones(3)}, {3: sbp.ones(3)}):
+        with pytest.raises(sbp.SbpError, match="save takes global tensors by name"):
+            sbp.save(saved, tensors)
 
 
 def test_files_of_two_checkpoints_are_not_mixed(saved, tmp_path):

@@ -7,7 +7,7 @@ write breaks off. File names carry a number that grows with every save, so that 
 written to again; those that no index names any more are removed after the index was replaced.
 
 Reading needs neither the mesh nor the layouts of the writer: a shard is put together from the pieces that overlap it,
-and only those parts of the files are read.
+and only those parts of the files are read. Pieces that are read whole are compared with their checksum.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +28,7 @@ import numpy
 
 from sbp.comm.interface import Communicator
 from sbp.cuda.interface import Backend
-from sbp.dtype import is_floating, numpy_name
+from sbp.dtype import dtype_named, is_floating, numpy_name
 from sbp.errors import SbpError
 from sbp.fields import Field
 from sbp.json_file import read_json_file
@@ -126,6 +128,11 @@ class Checkpoint:
             part = self._part(name, piece, tuple(slice(a - o, b - o) for a, b, o in zip(begin, end, piece.offset)))
             if found is None:
                 found = numpy.empty(box.shape, part.dtype)
+            elif found.dtype != part.dtype:
+                raise CheckpointError(
+                    f"{self.path / piece.file}: holds {name} as {part.dtype}, another file as {found.dtype}; the files "
+                    "are not of one checkpoint."
+                )
             found[tuple(slice(a - o, b - o) for a, b, o in zip(begin, end, box.offset))] = part
         return numpy.empty(box.shape, numpy_name(stored.type.dtype)) if found is None else found
 
@@ -174,19 +181,41 @@ class Checkpoint:
         from safetensors import SafetensorError, safe_open
 
         path = self.path / piece.file
+        whole = all(part.stop - part.start == size for part, size in zip(slices, piece.shape, strict=True))
         try:
             with safe_open(path, framework="numpy") as file:
-                if not piece.shape:
-                    return file.get_tensor(name)
-                part = file.get_slice(name)
-                if tuple(part.get_shape()) != piece.shape:
-                    raise CheckpointError(
-                        f"{path}: holds {name} of shape {part.get_shape()}, but {INDEX} says {list(piece.shape)}; the "
-                        "files are not of one checkpoint."
-                    )
-                return part[slices]
-        except (OSError, SafetensorError) as error:
+                said = _places((file.metadata() or {}).get("sbp", "{}")).get(name, {})
+                kept = file.get_slice(name)
+                shape = tuple(kept.get_shape())
+                part = file.get_tensor(name) if whole or not shape else kept[slices]
+        except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot read {name} of the checkpoint ({_short(error)}).") from None
+        kind, made = self._stored(name).type.dtype, dtype_named(part.dtype.name)
+        # A run in float64 keeps its numbers as they are; the index has the graph's own types.
+        same = part.dtype == numpy_name(kind) or (is_floating(kind) and is_floating(made))
+        wanted = {"shape": list(piece.shape), "offset": list(piece.offset), "type": kind}
+        found = {"shape": list(shape), "offset": said.get("offset", wanted["offset"]), "type": kind if same else made}
+        for fact, value in wanted.items():
+            if found[fact] != value:
+                raise CheckpointError(
+                    f"{path}: holds {name} of {fact} {found[fact]}, but {INDEX} says {value}; the files are not of one "
+                    "checkpoint, or their names were exchanged."
+                )
+        if whole and said.get("crc32", _checksum(part)) != _checksum(part):
+            raise CheckpointError(
+                f"{path}: the numbers of {name} are not those that were written; the file is damaged."
+            )
+        return part
+
+
+@lru_cache(maxsize=8)
+def _places(text: str) -> dict[str, Any]:
+    """What a file says about its arrays: where they belong, and the checksum of their bytes."""
+    return json.loads(text)
+
+
+def _checksum(array: numpy.ndarray) -> int:
+    return zlib.crc32(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -329,7 +358,11 @@ def _write_ranks(
             for shard, owner in owners[name].items():
                 if owner == rank:
                     arrays[name] = numpy.ascontiguousarray(backend.to_host(held.local[rank])).reshape(shard.shape)
-                    places[name] = {"global_shape": shard.global_shape, "offset": shard.offset}
+                    places[name] = {
+                        "global_shape": shard.global_shape,
+                        "offset": shard.offset,
+                        "crc32": _checksum(arrays[name]),
+                    }
         if not arrays:
             continue
         path = folder / _file(generation, rank)

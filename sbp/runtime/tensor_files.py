@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 
-from sbp.errors import MeshError
+from sbp.errors import GraphError, LayoutError, MeshError
 from sbp.runtime.checkpoint import Held, open_checkpoint, write_checkpoint
 from sbp.runtime.eager import check_layout, current_ranks
 from sbp.runtime.global_tensor import GlobalTensor, LayoutLike, MeshLike, as_layout, as_mesh, places
@@ -20,9 +21,14 @@ def save(path: str | Path, tensors: Mapping[str, GlobalTensor]) -> None:
     ------
     MeshError
         The tensors lie on different meshes.
+    GraphError
+        Something is no global tensor.
     CheckpointError
         The folder cannot be written.
     """
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, GlobalTensor):
+            raise GraphError(f"save takes global tensors by name, got {name!r}: {type(tensor).__name__}.")
     meshes = {str(tensor.mesh): tensor for tensor in tensors.values()}
     if len(meshes) != 1:
         raise MeshError(
@@ -52,10 +58,18 @@ def load(
     CheckpointError
         There is no checkpoint, or it is damaged.
     LayoutError
-        A layout does not fit.
+        A layout does not fit, or is for a tensor that the checkpoint has not.
     """
     checkpoint, grid, ranks = open_checkpoint(path), as_mesh(mesh), current_ranks()
     backend, communicator = places(ranks, grid)
+    if isinstance(layout, Mapping):
+        for name in layout:
+            if name not in checkpoint.tensors:
+                near = get_close_matches(str(name), checkpoint.tensors, 3)
+                hint = (
+                    f"did you mean {' or '.join(near)}" if near else f"it has {', '.join(list(checkpoint.tensors)[:8])}"
+                )
+                raise LayoutError(f"load: a layout for {name!r}, which the checkpoint {path} has not; {hint}?")
     found = {}
     for name, stored in checkpoint.tensors.items():
         chosen = as_layout(layout.get(name) if isinstance(layout, Mapping) else layout, grid)
