@@ -160,8 +160,8 @@ class _Extraction:
         elif operation.op in _ATTENTION:
             q, k = local[_ATTENTION[operation.op] :][:2]
             causal = int(bool(node.attributes.get("causal")))
-            sizes = (q[0], q[1], q[2], k[2], q[3], k[1], causal)
-            kernels.append(Kernel(op.name, operation.op, sizes, moved, moved, True, types[0].dtype))
+            kind, shape_of = operation.op, (q[0], q[1], q[2], k[2], q[3], k[1], causal)
+            kernels.append(Kernel(op.name, kind, shape_of, moved, moved, True, types[0].dtype))
         elif moved >= _SCALAR_BYTES:
             kernels.append(Kernel(op.name, "memory", (), moved, moved, True, made[0].dtype, gradient))
 
