@@ -47,7 +47,8 @@ class Facts:
         longest = max((graph.values[name].shape for name in graph.inputs), key=len, default=())
         stacked = (graph.values[name].shape for name in graph.parameters if EXPERTS.search(name))
         experts = next((shape[0] for shape in stacked if len(shape) > 2), 0)
-        return cls(graph, weight_like(graph), *(*longest, 0, 0)[:2], experts)
+        batch, length = (*longest, 0, 0)[:2]
+        return cls(graph, weight_like(graph), batch, length, experts)
 
 
 class DataParallel:
