@@ -28,10 +28,12 @@ from itertools import product
 from operator import index as whole
 from typing import Any
 
+from sbp.borders import fetched_bytes
 from sbp.dtype import SIZES, dtype_named
 from sbp.errors import GraphError, RuleError
 from sbp.layout import Shard
-from sbp.rule import BoundRule, Passing, Signature, bind, parse_rule
+from sbp.mesh import Mesh
+from sbp.rule import BoundRule, Passing, Rule, Signature, bind, parse_rule
 
 Attributes = dict[str, Any]
 RuleSource = str | Callable[..., "str | tuple[str, dict[str, int]]"]
@@ -111,6 +113,8 @@ class Operator:
         outputs: Sequence[str] = ("out",),
         dtype: str | Callable[..., str | Sequence[str]] | None = None,
     ) -> None:
+        if not callable(kernel) or not isinstance(name or "", str):
+            raise RuleError(f"an operator is a function with a name, got {kernel!r} named {name!r}.")
         self.kernel = kernel
         self.name = name or kernel.__name__
         self.__doc__ = kernel.__doc__
@@ -120,13 +124,27 @@ class Operator:
         self.input_names = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         self.defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         self.output_names = tuple(name.removeprefix("*") for name in outputs)
-        self.several = len(self.output_names) > 1 or any(name.startswith("*") for name in outputs)
+        self._many = any(name.startswith("*") for name in outputs)  # the attributes say how many there are
+        self.several = len(self.output_names) > 1 or self._many
         self.rule = rule
         self._passing = (linear, monotone, antitone)
         self._passes = tuple(passes)
+        # What is wrong in a definition is reported where it stands.
+        if any(isinstance(item, str) or len(item) != 3 for item in self._passes):
+            raise RuleError(f"operator {self.name}: passes has triples such as ('all', 'max', 'max'), got {passes!r}.")
         for text in (*self._passing, *(group for group, _, _ in self._passes)):
-            if isinstance(text, str):
-                tuple(self._groups(text, len(self.input_names), 1))  # names that do not exist are reported here
+            if not callable(text):
+                tuple(self._groups(text, len(self.input_names), 1))
+        if not callable(rule):
+            try:
+                count = len(self.parse(rule).inputs)
+            except RuleError as error:
+                raise RuleError(f"operator {self.name}: {error}") from None
+            if not self.variadic and count != len(self.input_names):
+                raise RuleError(
+                    f"operator {self.name}: its rule {rule!r} has {count} inputs, its kernel takes "
+                    f"{', '.join(self.input_names) or 'none'}."
+                )
         self._dtype = dtype
         self.flops: Callable[..., float] | None = None
         self.traffic: Callable[..., float] | None = None
@@ -193,6 +211,18 @@ class Operator:
         return self._reads is not None
 
     # -- what follows for a node -------------------------------------------------------------------------------------
+
+    def parse(self, text: str) -> Rule:
+        """A rule of this operator; raises `RuleError` if it is none, or has not as many outputs as there are names."""
+        if not isinstance(text, str):
+            raise RuleError(f"its rule is {text!r}; write a text: inputs -> outputs, such as 'm k+, k+ n -> m n'.")
+        rule = parse_rule(text)
+        if not self._many and len(rule.outputs) != len(self.output_names):
+            raise RuleError(
+                f"its rule {text!r} has {len(rule.outputs)} outputs, but their names are "
+                f"{', '.join(self.output_names) or 'none'} (outputs=)."
+            )
+        return rule
 
     def bind(self, types: Sequence[TensorType], attributes: Mapping[str, Any]) -> BoundRule:
         """The rule with the sizes of one node; raises `RuleError` naming the operator."""
@@ -267,29 +297,21 @@ class Operator:
     ) -> int:
         """Bytes that the kernel holds while it runs, besides its operands, on the rank with the largest shards.
 
-        What is read beyond a shard is put together with it, in a copy that counts.
+        What is read beyond a shard is fetched and put together with it, in arrays that count.
         """
-        copies = self._border_bytes(rule, types, attributes, signature, mesh_shape) if self._reads is not None else 0
-        if self.workspace is None:
-            return copies
-        sizes = self._sizes(rule, types, outputs, attributes, signature, mesh_shape)
-        return copies + math.ceil(_named_call(self.workspace, {**sizes, "itemsize": SIZES[outputs[0].dtype]}))
-
-    def _border_bytes(
-        self,
-        rule: BoundRule,
-        types: Sequence[TensorType],
-        attributes: Mapping[str, Any],
-        signature: Signature,
-        mesh_shape: Sequence[int],
-    ) -> int:
-        """The largest rank's inputs that differ from its shards."""
-        most = 0
+        kernel = 0
+        if self.workspace is not None:
+            sizes = self._sizes(rule, types, outputs, attributes, signature, mesh_shape)
+            kernel = math.ceil(_named_call(self.workspace, {**sizes, "itemsize": SIZES[outputs[0].dtype]}))
+        if self._reads is None:
+            return kernel
+        held, read = [], []
         for place in product(*map(range, mesh_shape)):
-            held, made = rule.shards(signature, mesh_shape, place)
-            read = self.read_boxes(attributes, held, made)
-            most = max(most, sum(math.prod(b.shape) * SIZES[t.dtype] for a, b, t in zip(held, read, types) if a != b))
-        return most
+            mine, made = rule.shards(signature, mesh_shape, place)
+            held.append(mine)
+            read.append(self.read_boxes(attributes, mine, made))
+        item_bytes = [SIZES[type.dtype] for type in types]
+        return fetched_bytes(signature.inputs, Mesh(tuple(mesh_shape)), held, read, item_bytes, kernel)
 
     def product_sizes(
         self,
@@ -415,6 +437,8 @@ class Operator:
     def _groups(self, text: str, count: int, outputs: int) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
         """Groups of inputs that are Partial together, and the outputs they reach: `"all"`, `"each"`, or input names,
         several of these separated by `|`, each optionally with `-> names of outputs`."""
+        if not isinstance(text, str):
+            raise RuleError(f"operator {self.name}: {text!r} names no inputs; write a text such as 'all' or 'x | y'.")
         every = frozenset(range(max(outputs, len(self.output_names))))
         for part in text.split("|") if text else ():
             left, arrow, right = part.partition("->")
@@ -422,6 +446,8 @@ class Operator:
                 frozenset(self._index(name, self.output_names, part) for name in right.split()) if arrow else every
             )
             names = left.split()
+            if not names:
+                raise RuleError(f"operator {self.name}: {text!r} has a group without inputs.")
             if names == ["all"]:
                 yield frozenset(range(count)), reached
             elif names == ["each"]:
@@ -445,7 +471,7 @@ class Operator:
 
 def parse_type(text: str) -> TensorType:
     """A type from its spelling, such as `f32[4,6]`."""
-    match = re.fullmatch(r"\s*(\w+)\[([\d\s,]*)\]\s*", text)
+    match = re.fullmatch(r"\s*(\w+)\[([\d\s,]*)\]\s*", text) if isinstance(text, str) else None
     if match is None:
         raise GraphError(f"{text!r} is not a tensor type; write it as f32[4,6].")
     return TensorType(tuple(int(size) for size in match[2].split(",") if size.strip()), match[1])
@@ -487,7 +513,7 @@ def _bind(op: Operator, types: tuple[TensorType, ...], attributes: tuple) -> Bou
         if callable(source):
             source = source(*shapes, **complete)
         text, sizes = source if isinstance(source, tuple) else (source, {})
-        rule = parse_rule(text)
+        rule = op.parse(text)
         sizes = {name: whole(size) for name, size in sizes.items()}
         return bind(rule, shapes, sizes, op.passing_for(types, len(rule.outputs), complete))
     except RuleError as error:
@@ -504,7 +530,7 @@ def _misfit(op: Operator, types: Sequence[TensorType], attributes: Mapping[str, 
     given = ", ".join(f"{name}={value!r}" for name, value in attributes.items()) or "no attributes"
     return RuleError(
         f"operator {op.name}({', '.join(map(str, types))}) with {given}: its definition cannot take these "
-        f"({type(error).__name__}: {error}); see help(sbp.ops.library.{op.name}) for what it takes"
+        f"({type(error).__name__}: {error})"
     )
 
 
@@ -572,6 +598,12 @@ def operator(rule: RuleSource, **options: Any) -> Callable[[Callable], Operator]
     """
 
     def register(kernel: Callable) -> Operator:
+        unknown = options.keys() - inspect.signature(Operator).parameters.keys()
+        if unknown:
+            raise RuleError(
+                f"operator {getattr(kernel, '__name__', kernel)} has no option {', '.join(sorted(unknown))}; there are "
+                f"{', '.join(list(inspect.signature(Operator).parameters)[2:])}."
+            )
         op = Operator(kernel, rule, **options)
         REGISTRY.add(op)
         return op

@@ -108,6 +108,8 @@ def parse_rule(text: str) -> Rule:
 
     def pattern(part: str) -> tuple[Term, ...]:
         terms = []
+        if part.count("(") != part.count(")") or re.search(r"\([^)]*\(", part):
+            raise RuleError(f"Rule {text!r}: parentheses stand around a compound, such as (h d), and hold no others.")
         for token in _TOKEN.findall(part):
             if token == "1":
                 terms.append(Term(()))

@@ -69,10 +69,10 @@ class Trial:
     def _check_types(self, outputs: Sequence[TensorType]) -> None:
         if self.problem:
             return
+        if len(self.expected) != len(outputs):
+            self.problem = f"the kernel gives {len(self.expected)} results, the rule {len(outputs)}"
+            return
         for index, expected in enumerate(outputs):
-            if index >= len(self.expected):
-                self.problem = f"the kernel gives {len(self.expected)} results, the rule {len(outputs)}"
-                return
             found = self.expected[index]
             same = (
                 (found.dtype.kind == "f")

@@ -1,5 +1,7 @@
 """Operators: what follows from one definition (types, layouts, cost), how they are called, and what is refused."""
 
+import math
+
 import numpy
 import pytest
 
@@ -151,7 +153,8 @@ def test_attributes_must_be_plain(scaled_product):
 
 def test_partial_passes_by_group(registry):
     def passing(types, count=1, **options):
-        op = Operator(lambda xp, x, y, *more: x, "... -> ...", name="probe", **options)
+        made = ", ".join(["..."] * count)
+        op = Operator(lambda xp, x, y, *more: x, f"... -> {made}", name="probe", **options)
         found = op.passing_for([parse_type(text) for text in types], count)
         return {(tuple(sorted(p.inputs)), tuple(sorted(p.outputs)), p.before, p.after) for p in found}
 
@@ -195,7 +198,7 @@ def test_cases_are_checked_when_they_are_added(scaled_product):
 def test_gradients_get_what_they_name(registry):
     seen = []
 
-    @operator("... -> ...", outputs=("a", "b"))
+    @operator("... -> ..., ...", outputs=("a", "b"))
     def twice(xp, x, *, scale=3):
         return x, x
 
@@ -312,3 +315,87 @@ def test_a_user_operator_goes_through_the_whole_graph(registry):
     numpy.testing.assert_allclose(
         found[graph.outputs[2]], numpy.broadcast_to(feeds["x"].sum((0, 1)), (5, 4)), rtol=1e-12
     )
+
+
+# -- definitions that are none -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        ("", {}, "has no '->'"),
+        (None, {}, "operator wrong: its rule is None; write a text"),
+        (("a -> a", {}), {}, "its rule is .* write a text"),
+        ("->", {}, "has 0 inputs, its kernel takes x"),
+        ("a, b -> a b", {}, "has 2 inputs, its kernel takes x"),
+        ("a -> a, a", {}, r"has 2 outputs, but their names are out \(outputs=\)"),
+        ("*d -> *d", {"outputs": ("y", "z")}, "has 1 outputs, but their names are y, z"),
+        ("*d -> *d", {"outputs": ()}, "has 1 outputs, but their names are none"),
+        ("a (b -> a (b", {}, "parentheses stand around a compound"),
+        ("a) b -> a) b", {}, "parentheses stand around"),
+        ("((a b) c) -> ((a b) c)", {}, "and hold no others"),
+        ("*d -> *d", {"linear": "y"}, "'y' names 'y', which is none of x"),
+        ("*d -> *d", {"linear": "x |"}, "'x |' has a group without inputs"),
+        ("*d -> *d", {"monotone": 5}, "5 names no inputs"),
+        ("*d -> *d", {"antitone": None}, "None names no inputs"),
+        ("*d -> *d", {"passes": "all"}, "passes has triples such as"),
+        ("*d -> *d", {"passes": [("x", "sum")]}, "passes has triples such as"),
+        ("*d -> *d", {"linaer": "all"}, "operator wrong has no option linaer; there are name, linear, monotone"),
+        ("*d -> *d", {"name": 5}, "an operator is a function with a name"),
+    ],
+)
+def test_a_definition_that_is_none_is_reported_where_it_stands(rule, options, message):
+    def wrong(xp, x):
+        return x
+
+    with pytest.raises(RuleError, match=message):
+        operator(rule, **options)(wrong)
+    assert "wrong" not in REGISTRY
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        (lambda x: 1 / 0, {}, r"operator wrong\(f32\[4,6\]\).*ZeroDivisionError"),
+        (lambda x: None, {}, r"operator wrong\(f32\[4,6\]\): its rule is None"),
+        (lambda: "*d -> *d", {}, "takes 0 positional arguments"),
+        (lambda x: ("a b -> a b c", {"c": "z"}), {}, "TypeError"),
+        (lambda x: ("a b -> a b c", {"c": 2.5}), {}, "TypeError"),
+        ("a b -> a b c", {}, "does not say the size of output dimension 'c'"),
+        ("*d -> *d", {"linear": lambda: "all"}, "takes 0 positional arguments"),
+        ("*d -> *d", {"linear": lambda x: 5}, "5 names no inputs"),
+        ("*d -> *d", {"dtype": "f99"}, "unknown element type 'f99'"),
+        ("*d -> *d", {"dtype": 5}, "unknown element type 5"),
+        ("*d -> *d", {"dtype": lambda: "f32"}, "takes 0 positional arguments"),
+        ("*d -> *d", {"dtype": lambda x: ("f32", "f32")}, "1 outputs, its dtype= gives 2"),
+    ],
+)
+def test_a_definition_that_cannot_be_asked_is_reported_at_its_first_example(registry, rule, options, message):
+    @operator(rule, **options)
+    def wrong(xp, x):
+        return x
+
+    with pytest.raises(SbpError, match=message):
+        wrong.case("f32[4,6]")
+    for text in ("f32", "f32[a]", 5, None):
+        with pytest.raises(GraphError, match="is not a tensor type"):
+            wrong.case(text)
+
+
+NONSENSE = [None, "a", "", -1, 0, 7, 2**70, 0.5, math.nan, math.inf, (), (0, 0), (-1,), (1, 2, 3, 4, 5), ((0, 1),),
+            {"a": 1}, (None,), numpy.arange(3), object, -3]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_attributes_of_any_kind_are_taken_or_named(name):
+    """Of the wrong type, out of range, infinite: an operator gives a type for the call, or an error that is sbp's."""
+    op = REGISTRY[name]
+    for case in op.cases[:1]:
+        for key in op.defaults:
+            for value in NONSENSE:
+                try:
+                    made = op.infer(case.types, {**case.attributes, key: value})
+                except SbpError as error:
+                    assert str(error)
+                else:
+                    assert all(size >= 0 for one in made for size in one.shape)
