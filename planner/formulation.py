@@ -329,7 +329,7 @@ class _Formulation:
     def workspace(self, time: int, node: Node, at: int, options: StrategySet) -> None:
         """What the kernel holds while it runs, besides what it reads and makes."""
         op = REGISTRY[node.op]
-        if op.workspace is None:
+        if op.workspace is None and not op.borders:
             return
 
         def build() -> np.ndarray:

@@ -7,7 +7,7 @@ from sbp.graph import Graph
 from sbp.layout import Layout, Partial
 from sbp.mesh import Mesh
 from sbp.operator import REGISTRY, TensorType
-from sbp.planner.borders import border_seconds
+from sbp.planner.borders import border_seconds, border_times
 from sbp.planner.boxing import BoxingTable, Step
 from sbp.planner.buffers import packing_bytes
 from sbp.planner.cost import ComputeCosts, kernel_seconds
@@ -56,10 +56,9 @@ class _Lowering:
                 self.place(value, signature.outputs[k], graph.values[value].kind)
                 for k, value in enumerate(node.outputs)
             )
-            flops, seconds, workspace = self.cost(time)
             where = node.phase, node.module
             self.operations.append(
-                Compute(node.name, node.op, node.attributes, inputs, outputs, *where, seconds, flops, workspace)
+                Compute(node.name, node.op, node.attributes, inputs, outputs, *where, *self.cost(time))
             )
             for value in node.outputs:
                 self.store(value, node.phase)
@@ -84,15 +83,16 @@ class _Lowering:
             for use in groups[0].uses:
                 self.updates[use.state] = self.fetch(value, groups[0].last, self.decisions.sources[use.state], phase)
 
-    def cost(self, time: int) -> tuple[float, float, int]:
+    def cost(self, time: int) -> tuple[float, float, int, tuple[tuple[int, float], ...]]:
+        """Seconds, FLOP, workspace and borders of a node."""
         node = self.graph.nodes[time]
         op, types, made = REGISTRY[node.op], self.graph.types(node.inputs), self.graph.types(node.outputs)
         signature = self.decisions.signatures[node.name]
         case = self.graph.rule(node), types, made, node.attributes, signature, self.mesh.shape
         flops, moved = op.work(*case)
         seconds = kernel_seconds(self.compute, op, case, flops, moved, made[0].dtype)
-        seconds += border_seconds(op, case[0], types, node.attributes, signature, self.mesh, self.boxing.costs)
-        return flops, seconds, op.workspace_bytes(*case)
+        borders = border_times(op, case[0], types, node.attributes, signature, self.mesh, self.boxing.costs)
+        return seconds + border_seconds(borders), flops, op.workspace_bytes(*case), borders
 
     def register(self, value: str, layout: Layout, kind: str) -> int:
         type = self.graph.values[value].type

@@ -44,7 +44,9 @@ class Register:
 class Compute:
     """A node run on local shards; the layouts of its registers are its signature.
 
-    `workspace` is the memory in bytes that its kernel holds while it runs, besides its operands.
+    `workspace` is the memory in bytes that it holds while it runs, besides its operands: its kernel's, and what is
+    fetched from neighbours. `borders` is the part of `seconds` before the kernel in which ranks fetch that, as (mesh
+    axis, seconds).
     """
 
     node: str
@@ -57,6 +59,7 @@ class Compute:
     seconds: float
     flops: float
     workspace: int = 0
+    borders: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Cost:
     compute_seconds
         All operators on the rank with the largest shards, local layout changes included.
     boxing_seconds
-        Mesh axis name -> collectives along it.
+        Mesh axis name -> collectives along it, and borders fetched from neighbours.
     step_seconds
         Length of the step when collectives overlap with compute as the order of the plan allows.
     exposed_seconds
@@ -189,6 +189,8 @@ class Plan:
                 by_axis[self.mesh.names[operation.mesh_axis]] += operation.seconds
             elif isinstance(operation, Compute):
                 flops += operation.flops
+                for axis, seconds in operation.borders:
+                    by_axis[self.mesh.names[axis]] += seconds
         timeline = self.timeline
         return Cost(
             timeline.compute_seconds,

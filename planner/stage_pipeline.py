@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sbp.planner.buffers import buffers_of
-from sbp.planner.physical import COLLECTIVES, Box, Compute, Operation
-from sbp.planner.pipeline import COMPUTE, Pipeline, Segment, Task
+from sbp.planner.physical import Compute
+from sbp.planner.pipeline import Pipeline, Segment, Task
 from sbp.planner.schedule import Schedule
 from sbp.planner.stages import FORWARD, ONCE, Place, StagedPlan
+from sbp.planner.timing import tasks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def pipeline_of(
 
 
 class _Memory:
-    """Per chunk and operation the bytes that it allocates and frees."""
+    """Per operation the bytes that it allocates and frees, without its workspace."""
 
     def __init__(self, staged: StagedPlan) -> None:
         self.staged = staged
@@ -136,10 +137,6 @@ class _Memory:
                 end = last[chunk, number]
                 self.allocates[at] = self.allocates.get(at, 0) + size
                 self.frees[end] = self.frees.get(end, 0) + size
-        for at, operation in enumerate(staged.physical.operations):
-            if operation.workspace:
-                self.allocates[at] = self.allocates.get(at, 0) + operation.workspace
-                self.frees[at] = self.frees.get(at, 0) + operation.workspace
 
     def resident_bytes(self) -> tuple[int, ...]:
         """Per stage: state that its chunks read or update, the sums that they make, and what they carry to the end."""
@@ -158,16 +155,11 @@ class _Memory:
 def _segment(staged: StagedPlan, place: Place, memory: _Memory, send_seconds: Callable[[int], float]) -> Segment:
     registers = staged.physical.registers
     operations = staged.segments[place]
-    numbers = {at: position for position, at in enumerate(operations)}
-    tasks = []
+    tasks = _Tasks(staged)
     for at in operations:
-        operation = staged.physical.operations[at]
-        inputs = [numbers[staged.made[n]] for n in operation.inputs if staged.made.get(n) in numbers]
-        tasks.append(
-            _task(staged, operation, tuple(dict.fromkeys(inputs)), memory.allocates.get(at, 0), memory.frees.get(at, 0))
-        )
+        tasks.add(at, memory.allocates.get(at, 0), memory.frees.get(at, 0))
     sent = sum(registers[t.register].bytes for t in staged.transfers if t.source == place and t.target[1] != ONCE)
-    return Segment(place[1], tuple(tasks), sent, send_seconds(sent) if sent else 0.0)
+    return Segment(place[1], tuple(tasks.made), sent, send_seconds(sent) if sent else 0.0)
 
 
 def _after(staged: StagedPlan, stage: int, memory: _Memory) -> Segment:
@@ -179,7 +171,7 @@ def _after(staged: StagedPlan, stage: int, memory: _Memory) -> Segment:
         for at in found
         if staged.stage_of(c) == stage
     )
-    numbers = {at: position for position, at in enumerate(operations)}
+    there = set(operations)
     registers = staged.physical.registers
     home = [
         staged.memory_of(staged.places[staged.made[n]][0], n) if n in staged.made else n for n in range(len(registers))
@@ -190,26 +182,32 @@ def _after(staged: StagedPlan, stage: int, memory: _Memory) -> Segment:
     for at in operations:
         for number in (*staged.physical.operations[at].inputs, *staged.physical.operations[at].outputs):
             last[home[number]] = at
-    tasks = []
+    tasks = _Tasks(staged)
     for at in operations:
         operation = staged.physical.operations[at]
-        inputs = [numbers[staged.made[n]] for n in operation.inputs if staged.made.get(n) in numbers]
         made = [n for n in operation.outputs if home[n] == n and n not in in_place]
-        allocates = sum(registers[n].bytes for n in made) + operation.workspace
         mine = {home[n] for n in (*operation.inputs, *operation.outputs)}
         freed = [
             n for n in mine
-            if last[n] == at and staged.made.get(n) in numbers and n not in in_place and n not in kept
+            if last[n] == at and staged.made.get(n) in there and n not in in_place and n not in kept
         ]  # fmt: skip
-        frees = sum(registers[n].bytes for n in freed) + operation.workspace
-        tasks.append(_task(staged, operation, tuple(dict.fromkeys(inputs)), allocates, frees))
-    return Segment("after", tuple(tasks))
+        tasks.add(at, sum(registers[n].bytes for n in made), sum(registers[n].bytes for n in freed))
+    return Segment("after", tuple(tasks.made))
 
 
-def _task(staged: StagedPlan, operation: Operation, inputs: tuple[int, ...], allocates: int, frees: int) -> Task:
-    if isinstance(operation, Compute):
-        return Task(operation.node, COMPUTE, operation.seconds, inputs, allocates, frees)
-    assert isinstance(operation, Box)
-    moves = operation.kind in COLLECTIVES
-    stream = staged.physical.mesh.names[operation.mesh_axis] if moves else COMPUTE
-    return Task(operation.kind, stream, operation.seconds, inputs, allocates, frees)
+class _Tasks:
+    """The tasks of a segment, operation by operation."""
+
+    def __init__(self, staged: StagedPlan) -> None:
+        self.staged = staged
+        self.made: list[Task] = []
+        self._last: dict[int, int] = {}  # operation -> its last task
+
+    def add(self, at: int, allocates: int, frees: int) -> None:
+        physical = self.staged.physical
+        operation = physical.operations[at]
+        makers = (self.staged.made.get(number) for number in operation.inputs)
+        inputs = list(dict.fromkeys(self._last[maker] for maker in makers if maker in self._last))
+        name = operation.node if isinstance(operation, Compute) else operation.kind
+        self.made += tasks_of(operation, name, physical.mesh, len(self.made), inputs, allocates, frees)
+        self._last[at] = len(self.made) - 1

@@ -247,6 +247,8 @@ class _Places:
             else:
                 seconds[layer] = seconds.get(layer, 0.0) + operation.seconds
         layers = list(seconds)
+        if self.count == 1 and not first_layers:
+            return dict.fromkeys(layers, 0)
         if len(layers) < self.count:
             raise PipelineError(
                 f"the plan has {len(layers)} layers (numbered modules such as h.3), which do not make {self.count} "

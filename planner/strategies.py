@@ -13,7 +13,7 @@ from sbp.graph import Graph, Node
 from sbp.layout import Layout, Partial
 from sbp.mesh import Mesh
 from sbp.operator import REGISTRY, TensorType
-from sbp.planner.borders import border_seconds
+from sbp.planner.borders import border_seconds, border_times
 from sbp.planner.boxing import BoxingTable, LayoutSpace
 from sbp.planner.cost import ComputeCosts, kernel_seconds
 from sbp.rule import BoundRule, Signature
@@ -165,7 +165,7 @@ class Strategies:
         work = [op.work(*case) for case in cases]
         seconds = [
             kernel_seconds(self._compute, op, case, flops, moved, dtype)
-            + border_seconds(op, rule, types, node.attributes, signature, self.mesh, self.boxing.costs)
+            + border_seconds(border_times(op, rule, types, node.attributes, signature, self.mesh, self.boxing.costs))
             for (flops, moved), case, signature in zip(work, cases, signatures)
         ]
         in_spaces = [self.space(name) for name in node.inputs]

@@ -6,12 +6,13 @@ communication does not hide behind compute is exposed: the step takes compute pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sbp.mesh import Mesh
+from sbp.planner.borders import border_seconds
 from sbp.planner.buffers import buffers_of
 from sbp.planner.cluster import Cluster
 from sbp.planner.collective import placements
@@ -28,11 +29,12 @@ class Timeline:
     Attributes
     ----------
     start, stop
-        float64 (operations,): seconds from the start of the step.
+        float64 (operations,): seconds from the start of the step; fetching borders belongs to an operation.
     streams
         Per operation its stream: "compute" or the name of a mesh axis.
     step
-        The simulated step: exposed time by axis, critical path, slack, memory over time. Its events are the operations.
+        The simulated step: exposed time by axis, critical path, slack, memory over time. Its events are the operations
+        and, before those that have them, the fetching of their borders.
     """
 
     start: np.ndarray
@@ -88,8 +90,12 @@ def predict_timeline(
     """
     pipeline = pipeline_of(physical, links, compute_slowdown, overlap)
     step = simulate(pipeline, "gpipe")
-    streams = tuple(task.stream for task in pipeline.segments[0, "forward"].tasks)
-    return Timeline(step.events.start, step.events.stop, streams, step)
+    tasks = pipeline.segments[0, "forward"].tasks
+    counts = [1 + (len(_borders(operation)) if overlap else 0) for operation in physical.operations]
+    last = np.cumsum(counts, dtype=np.int64) - 1
+    first = last - np.array(counts, dtype=np.int64) + 1
+    streams = tuple(tasks[at].stream for at in last)
+    return Timeline(step.events.start[first], step.events.stop[last], streams, step)
 
 
 def pipeline_of(
@@ -114,20 +120,12 @@ def pipeline_of(
             allocates[buffer.start] += size
         if buffer.stop < len(physical.operations):
             frees[buffer.stop - 1] += size
-    tasks = []
+    tasks: list[Task] = []
     for at, operation in enumerate(physical.operations):
         inputs = sorted({made[number] for number in operation.inputs if number in made})
-        made.update(dict.fromkeys(operation.outputs, at))
-        tasks.append(
-            Task(
-                operation_name(operation, physical),
-                stream_of(operation, physical.mesh) if overlap else COMPUTE,
-                operation.seconds,
-                tuple(inputs),
-                allocates[at] + operation.workspace,
-                frees[at] + operation.workspace,
-            )
-        )
+        name, held = operation_name(operation, physical), (allocates[at], frees[at])
+        tasks += tasks_of(operation, name, physical.mesh, len(tasks), inputs, *held, overlap)
+        made.update(dict.fromkeys(operation.outputs, len(tasks) - 1))
     segments = {(0, "forward"): Segment("forward", tuple(tasks))}
     return Pipeline(
         1,
@@ -138,6 +136,47 @@ def pipeline_of(
         compute_slowdown=compute_slowdown,
         resident_bytes=(resident,),
     )
+
+
+def tasks_of(
+    operation: Operation,
+    name: str,
+    mesh: Mesh,
+    first: int,
+    inputs: Sequence[int],
+    allocates: int,
+    frees: int,
+    overlap: bool = True,
+) -> list[Task]:
+    """An operation as tasks of a segment, of which the last is the operation itself.
+
+    Borders are fetched before it on the streams of their mesh axes, one after another, as the executor does.
+
+    Parameters
+    ----------
+    first
+        How many tasks the segment has already.
+    inputs
+        The tasks that make what the operation reads.
+    allocates, frees
+        Bytes, without the operation's workspace.
+    """
+    fetched = [(axis, seconds) for axis, seconds in _borders(operation) if overlap]
+    tasks = []
+    for axis, seconds in fetched:
+        before = inputs if not tasks else [first + len(tasks) - 1]
+        tasks.append(Task(f"borders of {name}", mesh.names[axis], seconds, tuple(before)))
+    kernel = operation.seconds if not fetched else max(0.0, operation.seconds - border_seconds(fetched))
+    stream = stream_of(operation, mesh) if overlap else COMPUTE
+    before = inputs if not tasks else [first + len(tasks) - 1]
+    tasks.append(Task(name, stream, kernel, tuple(before)))
+    tasks[0] = replace(tasks[0], allocates=allocates + operation.workspace)
+    tasks[-1] = replace(tasks[-1], frees=frees + operation.workspace)
+    return tasks
+
+
+def _borders(operation: Operation) -> tuple[tuple[int, float], ...]:
+    return operation.borders if isinstance(operation, Compute) else ()
 
 
 def stream_of(operation: Operation, mesh: Mesh) -> str:

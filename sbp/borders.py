@@ -8,6 +8,7 @@ sends to one and receives from one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -77,6 +78,54 @@ def rounds_of(
     return tuple(found)
 
 
+def fetched_bytes(
+    layouts: Sequence[Layout],
+    mesh: Mesh,
+    held: Sequence[Sequence[Shard]],
+    read: Sequence[Sequence[Shard]],
+    item_bytes: Sequence[int],
+    workspace: int = 0,
+) -> int:
+    """The most bytes that a rank holds while an operator's inputs are fetched one after another and its kernel runs.
+
+    In a round a rank holds the copy that it sends besides all that it has received; then the array in which this is put
+    together with its own shard, which stays until the kernel has run.
+
+    Parameters
+    ----------
+    layouts, item_bytes
+        Per input.
+    held, read
+        Per rank of the mesh and input its shard, and the box that it reads.
+    workspace
+        What the kernel holds itself.
+    """
+    most, kept = [0] * mesh.size, [0] * mesh.size
+
+    def note(extra: Sequence[int]) -> None:
+        most[:] = map(max, most, map(int.__add__, kept, extra))
+
+    for number, (layout, size) in enumerate(zip(layouts, item_bytes)):
+        mine, wanted = [boxes[number] for boxes in held], [boxes[number] for boxes in read]
+        if mine == wanted:
+            continue
+        received = [0] * mesh.size
+        for transfers in rounds_of(layout, mesh, mine, wanted):
+            sent = [0] * mesh.size
+            for one in transfers:
+                part = size * math.prod(one.box.shape)
+                sent[one.source] += part
+                received[one.target] += part
+            note([a + b for a, b in zip(sent, received)])
+        whole = [
+            0 if not parts and _reads_own(a, b) else size * math.prod(b.shape)
+            for a, b, parts in zip(mine, wanted, received)
+        ]
+        note([a + b for a, b in zip(received, whole)])
+        kept = [a + b for a, b in zip(kept, whole)]
+    return max((a if workspace == 0 else max(a, b + workspace) for a, b in zip(most, kept)), default=0)
+
+
 def overlap(one: Shard, other: Shard) -> Shard:
     """The part that two boxes of a tensor share; its shape has a zero if there is none."""
     starts = tuple(map(max, one.offset, other.offset))
@@ -101,7 +150,7 @@ def within(part: Shard, box: Shard) -> tuple[slice, ...]:
 def put_together(xp: Any, mine: Any, held: Shard, read: Shard, received: Mapping[Shard, Any]) -> Any:
     """The array that a rank reads, out of its own shard and of the parts that it received."""
     own = overlap(held, read)
-    if not received and own.shape == read.shape and 0 not in own.shape:
+    if not received and _reads_own(held, read):
         return mine if held == read else mine[within(own, held)]
     whole = xp.full(read.shape, 0, mine.dtype)
     if 0 not in own.shape:
@@ -118,6 +167,12 @@ def fetched(xp: Any, arrays: Sequence[Any], layout: Layout, mesh: Mesh, held: Se
         for one in transfers:
             received[one.target][one.box] = arrays[one.source][within(one.box, held[one.source])]
     return [put_together(xp, *case) for case in zip(arrays, held, read, received)]
+
+
+def _reads_own(held: Shard, read: Shard) -> bool:
+    """Whether a box lies in one's own shard, so that no array need be made."""
+    own = overlap(held, read)
+    return own.shape == read.shape and 0 not in own.shape
 
 
 def _covers(mine: Shard, box: Shard, dimension: int) -> bool:

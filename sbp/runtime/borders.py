@@ -61,9 +61,16 @@ def _move(
         dtype = next(iter(arrays.values())).dtype
         received: dict[int, dict[Shard, Any]] = {rank: {} for rank in arrays}
         for pair, shape, cut, box in zip(pairs, shapes, cuts, boxes):
-            sent = {rank: xp.copy(arrays[rank][cut[rank]], order="C") for rank in arrays if rank in cut}
-            for rank, array in communicator.permute(sent, pair, shape, dtype).items():
-                received[rank][box[rank]] = array
-        return {rank: put_together(xp, arrays[rank], held[rank], read[rank], received[rank]) for rank in arrays}
+            # The copies have no name here, so that they go when they are sent (see `sbp.borders.fetched_bytes`).
+            arrived = communicator.permute(
+                {rank: xp.copy(arrays[rank][cut[rank]], order="C") for rank in arrays if rank in cut},
+                pair,
+                shape,
+                dtype,
+            )
+            for rank in arrived:
+                received[rank][box[rank]] = arrived[rank]
+            del arrived
+        return {rank: put_together(xp, arrays[rank], held[rank], read[rank], received.pop(rank)) for rank in arrays}
 
     return move

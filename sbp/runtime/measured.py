@@ -68,5 +68,7 @@ def with_measured(physical: PhysicalPlan, seconds: Mapping[Hashable, float]) -> 
                 f"{operation_name(operation, physical)}: no operation of its kind was measured; measure a plan that "
                 "has the same kernels on the same local shapes."
             )
-        operations.append(replace(operation, seconds=seconds[kind]))
+        measured = replace(operation, seconds=seconds[kind])
+        # What was measured is the operation as a whole.
+        operations.append(replace(measured, borders=()) if isinstance(measured, Compute) else measured)
     return replace(physical, operations=tuple(operations))
