@@ -295,6 +295,7 @@ from sbp.ops.resampling import (
     resample_backward,
 )
 from sbp.ops.rotary import rotary, rotate_halves
+from sbp.ops.sampling import grid_sample
 from sbp.ops.scans import (
     cummax,
     cummin,
@@ -466,6 +467,7 @@ __all__ = [
     "greater",
     "greater_equal",
     "greater_number",
+    "grid_sample",
     "group_norm",
     "group_norm_backward",
     "grouped_matmul",

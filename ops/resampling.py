@@ -265,12 +265,19 @@ def interpolate(
         raise RuleError("interpolate: give either size or scale_factor")
     if align_corners and mode not in _DIMENSIONS:
         raise RuleError(f"interpolate: align_corners has no meaning for mode {mode!r}")
+
+    def exact(length: int) -> tuple[int, ...]:
+        """Sizes at which PyTorch copies pixels, whatever the factor was."""
+        if mode == "nearest" and count == 2:
+            return length, 2 * length
+        return (length,) if _MODES[mode] == "linear" else ()
+
     ratios: list[float | None] = [None] * count
     if size is None:
         factors = (scale_factor,) * count if isinstance(scale_factor, (int, float)) else tuple(scale_factor)
         size = tuple(math.floor(length * factor) for length, factor in zip(spatial, factors))
         if mode != "area":
-            ratios = [None if made == length * factor else 1 / factor
+            ratios = [None if made == length * factor or made in exact(length) else 1 / factor
                       for length, made, factor in zip(spatial, size, factors)]  # fmt: skip
     sizes = (size,) * count if isinstance(size, int) else tuple(size)
     if len(sizes) != count or min(sizes) < 1:

@@ -1,5 +1,7 @@
 """Every translated PyTorch operator against eager PyTorch: values and gradients, a table per family."""
 
+from itertools import product
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="imports PyTorch modules")
@@ -9,6 +11,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_models import state_of  # noqa: E402
 
+from sbp.errors import FrontendError  # noqa: E402
 from sbp.frontend.torch import import_module  # noqa: E402
 from sbp.interpreter import evaluate  # noqa: E402
 from sbp.optim import SGD  # noqa: E402
@@ -168,6 +171,11 @@ INDEXING = [
     lambda x, y, p, n: F.embedding_bag(n.clamp(max=3), x, mode="sum"), lambda x, y, p, n: x.scatter(1, n[:, :1], 2.0),
     lambda x, y, p, n: torch.histc(n.float(), bins=6, min=0, max=5), lambda x, y, p, n: x.masked_scatter(n > 2, y),
     lambda x, y, p, n: x.view(2, 2, 6)[n[:2, 2].clamp(max=1), :, n[:2, 1]],
+    lambda x, y, p, n: torch.as_strided(x, (6, 4), (1, 6)), lambda x, y, p, n: torch.as_strided(x, (3, 2), (2, 1), 5),
+    lambda x, y, p, n: torch.as_strided(x, (2, 5, 3), (6, 0, 1), 7), lambda x, y, p, n: torch.as_strided(x, (), (), 9),
+    lambda x, y, p, n: torch.as_strided(x, (10, 4), (2, 1)),
+    lambda x, y, p, n: torch.as_strided(x, (4, 1, 3), (7, 9, 1)),
+    lambda x, y, p, n: torch.as_strided(x, (3, 2), (1, 1)), lambda x, y, p, n: torch.as_strided(n, (2, 2), (12, 5), 1),
 ]  # fmt: skip
 IMAGES = [
     lambda x, y, p, n: F.conv1d(x.view(2, 2, 6), y.view(3, 2, 4), p[0, :3], padding=1),
@@ -183,6 +191,30 @@ IMAGES = [
     lambda x, y, p, n: F.pixel_shuffle(x.view(1, 4, 2, 3), 2),
     lambda x, y, p, n: F.interpolate(x.view(1, 1, 4, 6), size=(8, 3), mode="bilinear"),
     lambda x, y, p, n: F.interpolate(x.view(1, 1, 4, 6), size=(8, 12), mode="bilinear", align_corners=True),
+    # Factors that do not give whole sizes: places follow the factor, not the size.
+    *[lambda x, y, p, n, mode=mode: F.interpolate(x.view(1, 1, 4, 6), scale_factor=1.7, mode=mode)
+      for mode in ("nearest", "nearest-exact", "bilinear", "bicubic")],
+    lambda x, y, p, n: F.interpolate(x.view(1, 1, 4, 6), scale_factor=(0.6, 2.3), mode="bilinear"),
+    lambda x, y, p, n: F.interpolate(x.view(2, 2, 6), scale_factor=1.4, mode="linear"),
+    lambda x, y, p, n: F.interpolate(x.view(1, 1, 2, 3, 4), scale_factor=1.3, mode="trilinear"),
+    lambda x, y, p, n: F.interpolate(x.view(1, 1, 2, 3, 4), scale_factor=1.7),
+    lambda x, y, p, n: F.interpolate(x.view(1, 1, 4, 6), scale_factor=1.7, mode="bilinear", align_corners=True),
+    lambda x, y, p, n: F.interpolate(x.view(1, 1, 4, 6), scale_factor=1.7, mode="bilinear",
+                                     recompute_scale_factor=True),
+    lambda x, y, p, n: F.pad(x.view(2, 2, 6), (2, 1), mode="reflect"),
+    lambda x, y, p, n: F.pad(x.view(1, 1, 4, 6), (1, 0, 2, 3), mode="reflect"),
+    lambda x, y, p, n: F.pad(x.view(1, 1, 4, 6), (7, 0, 2, 5), mode="replicate"),
+    lambda x, y, p, n: F.pad(x.view(1, 1, 4, 6), (1, -2, 0, 1), mode="replicate"),
+    lambda x, y, p, n: F.pad(x.view(1, 1, 2, 3, 4), (1, 0, 2, 1, 0, 1), mode="reflect"),
+    lambda x, y, p, n: F.pad(x.view(1, 1, 2, 3, 4), (1, 0, 2, 1, 0, 1), mode="replicate"),
+    lambda x, y, p, n: F.unfold(x.view(1, 1, 4, 6), (2, 3), stride=(1, 2), padding=1, dilation=(2, 1)),
+    lambda x, y, p, n: F.unfold(x.view(2, 3, 4), 2),
+    lambda x, y, p, n: F.fold(x.view(1, 4, 6), (3, 4), 2), lambda x, y, p, n: F.fold(x.view(4, 6), (3, 4), 2),
+    *[lambda x, y, p, n, kind=(mode, padding, aligned): F.grid_sample(
+        x.view(1, 2, 3, 4), 1.6 * torch.tanh(y.view(1, 3, 4, 2)), *kind)
+      for mode, padding, aligned in product(("bilinear", "nearest"), ("zeros", "border", "reflection"), (False, True))],
+    lambda x, y, p, n: F.grid_sample(x.view(1, 6, 1, 4), y.view(1, 2, 6, 2), padding_mode="reflection",
+                                     align_corners=True),
 ]  # fmt: skip
 LOSSES = [
     lambda x, y, p, n: F.cross_entropy(x, n[:, 1]), lambda x, y, p, n: F.cross_entropy(x, n[:, 1], reduction="none"),
@@ -223,3 +255,27 @@ ATTENTION = [
 )  # fmt: skip
 def test_operators_equal_eager_pytorch(functions):
     check_functions(functions)
+
+
+class Shuffled(nn.Module):
+    def forward(self, x):
+        order = torch.randperm(x.shape[0])
+        return x[order], order
+
+
+def test_random_orders_are_orders():
+    program = import_module(Shuffled(), torch.zeros(97), training=False)
+    x = np.random.default_rng(0).standard_normal(97)
+    found = evaluate(program.graph, state_of(program, x=x))
+    shuffled, order = (found[program.outputs[f"output.{number}"]] for number in (0, 1))
+    assert sorted(order.tolist()) == list(range(97)) and (order != np.arange(97)).sum() > 80
+    np.testing.assert_array_equal(shuffled, x[order])
+
+
+def test_strides_over_what_is_not_there_are_refused():
+    class View(nn.Module):
+        def forward(self, x):
+            return torch.as_strided(x.t(), (2, 2), (1, 2))
+
+    with pytest.raises(FrontendError, match="as_strided of a tensor that is itself a view"):
+        import_module(View(), torch.zeros(3, 4), training=False)

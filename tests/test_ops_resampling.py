@@ -4,6 +4,7 @@ import numpy
 import pytest
 from operator_programs import Program, check_against_torch
 
+import sbp
 from sbp.errors import RuleError
 from sbp.ops import library as ops
 
@@ -47,6 +48,19 @@ def test_interpolation_by_a_factor(mode, factor):
         IMAGE,
         tolerance=1e-11,
     )
+
+
+@pytest.mark.parametrize("rank, mode", sorted({(rank, mode) for rank, mode, _, _ in CASES if mode != "area"}))
+def test_interpolation_by_any_factors(rank, mode):
+    """Also those that leave a size as it is, or double it, while pixels would still move."""
+    rng = numpy.random.default_rng(rank)
+    for _ in range(25):
+        shape = tuple(int(size) for size in rng.integers(1, 7, rank))
+        factors = tuple(float(max(round(rng.uniform(0.7, 3.3), 1), 1 / size)) for size in shape)
+        x = rng.standard_normal((1, 2, *shape))
+        expected = functional.interpolate(torch.from_numpy(x), scale_factor=factors, mode=mode).numpy()
+        found = ops.interpolate(x, scale_factor=factors, mode=mode)
+        numpy.testing.assert_allclose(found, expected, atol=1e-6, err_msg=f"{shape} by {factors}")
 
 
 def test_nearest_by_whole_factors_keeps_a_split_dimension_split():
@@ -113,3 +127,52 @@ def test_whole_numbers_are_selected_but_not_weighed():
 def test_what_is_refused(call, message):
     with pytest.raises(RuleError, match=message):
         Program(call, LINE)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_reading_at_places(mode, padding, aligned):
+    """Inside and far outside of the image; values and gradients, those of the places too."""
+    grid = RNG.uniform(-3, 3, (2, 4, 3, 2))
+    check_against_torch(
+        lambda x, grid: ops.grid_sample(x, grid, mode, padding, aligned),
+        lambda x, grid: functional.grid_sample(x, grid, mode, padding, aligned),
+        IMAGE,
+        grid,
+        tolerance=1e-10,
+    )
+
+
+def test_reading_at_places_that_are_pixels():
+    """The corners and the edges, where a pixel beyond has weight zero; and an image of a single pixel."""
+    for aligned in (False, True):
+        for image in (IMAGE, IMAGE[:, :, :1, :1]):
+            grid = numpy.stack(numpy.meshgrid([-1.0, -0.5, 0, 0.5, 1], [-1.0, 0, 1]), -1)[None].repeat(2, 0)
+            for padding in ("zeros", "border", "reflection"):
+                found = ops.grid_sample(image, grid, "bilinear", padding, aligned)
+                expected = functional.grid_sample(
+                    torch.from_numpy(image), torch.from_numpy(grid), "bilinear", padding, aligned
+                )
+                numpy.testing.assert_allclose(found, expected.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["S(0)", "S(1)", "S(2)", "S(3)", "P"])
+def test_images_that_lie_on_ranks_are_read_alike(layout):
+    grid = RNG.uniform(-1.5, 1.5, (2, 4, 3, 2))
+    x, places = sbp.from_numpy(IMAGE, layout, 3), sbp.from_numpy(grid, "S(1)", 3)
+    numpy.testing.assert_allclose(ops.grid_sample(x, places).numpy(), ops.grid_sample(IMAGE, grid), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.grid_sample(IMAGE, IMAGE), r"places \(n, ho, wo, 2\), got"),
+        (lambda: ops.grid_sample(LINE, numpy.zeros((2, 1, 1, 2))), r"an image \(n, c, h, w\)"),
+        (lambda: ops.grid_sample(IMAGE, numpy.zeros((2, 1, 1, 2)), "bicubic"), "mode 'bicubic' is one of"),
+        (lambda: ops.grid_sample(IMAGE, numpy.zeros((2, 1, 1, 2)), "nearest", "wrap"), "padding_mode 'wrap' one of"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(call, message):
+    with pytest.raises(RuleError, match=message):
+        call()

@@ -11,6 +11,7 @@ from sbp.frontend.aten import (
     pointwise,
     random,
     reduction,
+    resampling,
     views,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "pointwise",
     "random",
     "reduction",
+    "resampling",
     "views",
 ]

@@ -110,18 +110,3 @@ for _rank, _function in enumerate((ops.adaptive_avg_pool1d, ops.adaptive_avg_poo
 @translation("aten.adaptive_max_pool2d")
 def _(context, x, size):
     return ops.adaptive_max_pool2d(x, _one(size)), None
-
-
-def _upsample(mode: str) -> Any:
-    def translate(context: Context, x: Any, size: Any = None, *arguments: Any, **options: Any) -> Any:
-        aligned = bool(arguments[0]) if mode != "nearest" and arguments and isinstance(arguments[0], bool) else False
-        return ops.interpolate(x, size=tuple(context.shape[2:]), mode=mode, align_corners=aligned)
-
-    return translate
-
-
-for _name, _mode in (
-    ("nearest1d", "nearest"), ("nearest2d", "nearest"), ("nearest3d", "nearest"), ("linear1d", "linear"),
-    ("bilinear2d", "bilinear"), ("trilinear3d", "trilinear"), ("bicubic2d", "bicubic"),
-):  # fmt: skip
-    translation(f"aten.upsample_{_name}")(_upsample(_mode))

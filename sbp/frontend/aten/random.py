@@ -7,6 +7,7 @@ from typing import Any
 
 from sbp.frontend.translation import Context, as_type, translation
 from sbp.nn.activation import random_step
+from sbp.operator import TensorType
 from sbp.ops import library as ops
 
 
@@ -70,3 +71,10 @@ def _(context, x, p=None):
     drawn = _drawn_uniform(context, 0.0, 1.0)
     truth = ops.less_number(drawn, number=p) if p is not None else ops.less(drawn, as_type(x, "f64"))
     return as_type(truth, context.dtype)
+
+
+@translation("aten.randperm")
+def _(context, count, **options):
+    """The order of as many uniform numbers."""
+    drawn = _drawn(Context(**{**vars(context), "types": (TensorType((count,), "f64"),)}), ops.random_uniform)
+    return as_type(ops.argsort(drawn, axis=0), context.dtype)

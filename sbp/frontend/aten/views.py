@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sbp.frontend.translation import Context, as_type, broadcast, filled, reshaped, translation
@@ -86,6 +87,34 @@ def _(context, x, shifts, dims=()):
     for shift, dim in zip(shifts, dims):
         x = ops.roll(x, shift=shift, axis=dim)
     return x
+
+
+@translation("aten.as_strided", "aten.as_strided_copy", by_node=(0, "self"))
+def _(context, node, size, stride, offset=None):
+    """The elements at offset + the sum of index times stride, of what lies in memory in its own order."""
+    kept, x = node.meta["val"], context.operand(node)
+    start, total = offset or 0, math.prod(x.shape)
+    last = start + sum((count - 1) * step for count, step in zip(size, stride))
+    if not kept.is_contiguous() or kept.storage_offset() or (0 not in size and last >= total):
+        raise NotImplementedError("as_strided of a tensor that is itself a view")
+    if 0 in size:
+        return filled(context, 0, context.shape)
+    flat = reshaped(x, (total,))
+    moving = sorted((at for at in range(len(size)) if stride[at] and size[at] > 1), key=lambda at: -stride[at])
+    dense = [math.prod(size[at] for at in moving[place + 1 :]) for place in range(len(moving))]
+    if [stride[at] for at in moving] == dense:  # a piece of memory, in another order of dimensions
+        count = math.prod(size[at] for at in moving)
+        piece = flat if count == total else ops.slice(flat, starts=(start,), stops=(start + count,))
+        made = reshaped(piece, tuple(size[at] for at in moving))
+        order = sorted(range(len(moving)), key=lambda place: moving[place])
+        made = made if order == list(range(len(order))) else ops.permute(made, order=tuple(order))
+        return broadcast(reshaped(made, tuple(n if at in moving else 1 for at, n in enumerate(size))), tuple(size))
+    with context.builder:
+        places = ops.full(shape=(1,) * len(size), value=start, dtype="i64")
+        for at, (count, step) in enumerate(zip(size, stride)):
+            along = ops.arange(size=count, start=0, step=step, dtype="i64")
+            places = places + reshaped(along, tuple(count if k == at else 1 for k in range(len(size))))
+    return reshaped(ops.index_select(flat, reshaped(places, (math.prod(size),)), 0), tuple(size))
 
 
 # -- cutting -----------------------------------------------------------------------------------------------------------
