@@ -455,8 +455,10 @@ def _preset_folder() -> Path:
 def _near(name: str, known: Iterable[str]) -> str:
     """A sentence's end that names the nearest known name, and all of them."""
     known = list(known)
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]}? Known" if close else "known") + f" are {', '.join(known)}"
+    text = name.lower()
+    begun = [one for one in known if text and one.startswith(text)]  # "a100" is nearer to "h100" letter by letter
+    close = begun or difflib.get_close_matches(text, known, n=1, cutoff=0.5)
+    return (f"did you mean {' or '.join(close)}? Known" if close else "known") + f" are {', '.join(known)}"
 
 
 def _fields_of(kind: type, data: Any, place: str) -> dict[str, Any]:

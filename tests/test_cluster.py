@@ -271,6 +271,9 @@ def test_unreadable_files(tmp_path):
 def test_unknown_presets():
     with pytest.raises(ClusterError, match="did you mean a100-80g"):
         Cluster.preset("a100_80g")
+    for name in ("a100", "A100"):
+        with pytest.raises(ClusterError, match=r"did you mean a100-40g or a100-80g or a100-80g-pcie\?"):
+            Cluster.preset(name)
     with pytest.raises(ClusterError, match="did you mean h100.*path of a YAML file"):
         Cluster.resolve("H100")
     with pytest.raises(ClusterError, match="nodes must be a whole number"):
