@@ -69,6 +69,7 @@ from sbp.ops.convolution import (
     convolution_input_gradient,
     convolution_weight_gradient,
 )
+from sbp.ops.dynamic import dynamic_slice, dynamic_update_slice
 from sbp.ops.elementwise import (
     abs_ as abs,
 )
@@ -439,6 +440,8 @@ __all__ = [
     "dispatch",
     "div",
     "dropout",
+    "dynamic_slice",
+    "dynamic_update_slice",
     "einsum",
     "elu",
     "embedding",
