@@ -215,6 +215,11 @@ class Pipeline:
                 f"pipeline: its segments have the phases {', '.join(phases) or 'none'}; expected forward, or forward "
                 "and backward, or forward, backward and weight."
             )
+        count = self.stages * self.chunks * len(phases)
+        if count > len(self.segments):  # before they are listed: a damaged file may say any number
+            given = self.segments
+            first = next((c, f) for c in range(self.stages * self.chunks) for f in phases if (c, f) not in given)
+            raise PipelineError(f"pipeline: no segment is given for {first!r} ({count - len(given)} missing).")
         expected = {(chunk, phase) for chunk in range(self.stages * self.chunks) for phase in phases}
         for name, given in (("segments", self.segments), ("first", self.first), ("last", self.last)):
             for key, segment in given.items():
@@ -231,9 +236,6 @@ class Pipeline:
                             f"pipeline: task {task.name!r} of {name}[{key!r}] meets {task.meets!r}; only tasks of "
                             "before and after segments can meet."
                         )
-        missing = sorted(expected - set(self.segments))
-        if missing:
-            raise PipelineError(f"pipeline: no segment is given for {missing[0]!r} ({len(missing)} missing).")
         if self.micro_batches == 1 and set(self.first) & set(self.last):
             raise PipelineError(
                 "pipeline: with one micro-batch, first and last both replace "

@@ -22,6 +22,9 @@ from sbp.planner.pipeline import PHASES
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 """What `schedule_named` knows."""
 
+MOST_SEGMENTS = 1_000_000
+"""How many segments of all stages a schedule may put in order; more would fill memory with them."""
+
 TRAINING = PHASES[:2]
 """The phases of a pipeline whose backward makes all gradients."""
 
@@ -252,7 +255,14 @@ def _checked(
         raise PipelineError(f"schedule {name} has one chunk per stage, not {chunks}; use interleaved:{chunks}.")
     if phases not in (PHASES[:1], TRAINING, PHASES):
         raise PipelineError(f"schedule {name}: the phases {phases} are not the first of {', '.join(PHASES)}.")
-    return base, chunks, PHASES if base == "zero-bubble" else phases
+    phases = PHASES if base == "zero-bubble" else phases
+    count = stages * chunks * micro_batches * len(phases)
+    if count > MOST_SEGMENTS:
+        raise PipelineError(
+            f"schedule {name}: {stages * chunks} chunks with {micro_batches} micro-batches have {count:,} "
+            f"segments, more than {MOST_SEGMENTS:,}; use fewer micro-batches, of which a step's length is linear."
+        )
+    return base, chunks, phases
 
 
 def _queues(stage: int, stages: int, chunks: int, micro_batches: int) -> dict[str, tuple[Run, ...]]:

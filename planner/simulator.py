@@ -167,6 +167,8 @@ def simulate(pipeline: Pipeline, schedule: Schedule | Credits | str) -> Simulate
     result = engine.run()
     if not result["finished"]:
         raise _deadlock(graph, result["sequence"])
+    if not np.isfinite(result["stop"]).all():
+        raise PipelineError("the step never ends: its seconds, added up, are more than a number holds; check them.")
     return _step(graph, schedule, result)
 
 
@@ -222,7 +224,17 @@ def without(pipeline: Pipeline, streams: Collection[str]) -> Pipeline:
     )
 
 
+MOST_EVENTS = 20_000_000
+"""How many tasks a simulated step may have; the tables of more do not fit in a usual machine's memory."""
+
+
 def _prepare(pipeline: Pipeline, plan: Schedule | Credits) -> tuple[EventGraph, Engine]:
+    count = pipeline.micro_batches * sum(len(segment.tasks) for segment in pipeline.segments.values())
+    if count > MOST_EVENTS:
+        raise PipelineError(
+            f"the step has {count:,} tasks in {pipeline.micro_batches:,} micro-batches, more than {MOST_EVENTS:,}; "
+            "simulate fewer micro-batches, of which a step's length is linear."
+        )
     graph = EventGraph(pipeline, plan)
     engine = Engine(
         graph.arrays, pipeline.stages, len(graph.streams), max(len(graph.links), 1), pipeline.compute_slowdown

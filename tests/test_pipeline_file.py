@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -215,3 +216,48 @@ def test_stretches_are_the_critical_path(pipeline, name):
     assert all(one.stop == two.start for one, two in zip(stretches, stretches[1:]))
     if stretches:
         assert stretches[0].start == 0.0 and stretches[-1].stop == step.step_seconds
+
+
+def places(data, path=()):
+    """The path of every value in nested lists and objects."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+THREE = pipeline_to_json(uniform_pipeline(2, 3, 1.0, 1.0, weight_seconds=1.0, sends_seconds=0.1, activation_bytes=5))
+WRONG = (None, -1, 0, 1.5, "x", [], {}, True, 1e308, math.inf, math.nan, 10**30, 2**63, 2**40, [1], {"a": 1})
+
+
+@pytest.mark.parametrize("path", [path for path in places(THREE) if "kinds" not in path or path[1:2] in ((), (0,))])
+def test_any_damage_is_one_error_or_another_pipeline(path):
+    """Each value replaced or taken away: never another exception, and no number makes it work forever."""
+    for value in (*WRONG, None):
+        data = copy.deepcopy(THREE)
+        inside = data
+        for key in path[:-1]:
+            inside = inside[key]
+        if value is None:
+            del inside[path[-1]]
+        else:
+            inside[path[-1]] = value
+        try:
+            pipeline = pipeline_from_json(data)
+            for name in ("1f1b", "zero-bubble"):
+                simulate(pipeline, name)
+        except PipelineError as error:
+            assert str(error)
+
+
+def test_steps_that_no_memory_holds_are_refused():
+    task = Task("kernel", COMPUTE, 1.0)
+    many = Segment("forward", (task,) * 1000)
+    for pipeline, message in (
+        (uniform_pipeline(2, 10**30, 1.0, 1.0), "more than 1,000,000; use fewer micro-batches"),
+        (Pipeline(1, 1, 100_000, {(0, "forward"): many}), "100,000,000 tasks in 100,000 micro-batches"),
+    ):
+        with pytest.raises(PipelineError, match=message):
+            simulate(pipeline, "gpipe")
+    with pytest.raises(PipelineError, match="no segment is given"):
+        Pipeline(2**62, 1, 1, {(0, "forward"): many})
