@@ -15,6 +15,7 @@ from sbp.cli.output import print_json, tables
 @click.option("--value", help="The tensor that the page shows over the device grid; default the largest split one.")
 @click.option("--plotlyjs", type=click.Choice(["inline", "beside", "cdn"]),
               help="The page's script of 4.8 MB: in it (default), in a file beside it, or from a CDN.")  # fmt: skip
+@click.option("--svg", type=click.Path(dir_okay=False), help="Also draw the forward operators and their layouts.")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Also write the predicted timeline for Perfetto.")
 @click.option("--explain", "explained", multiple=True, metavar="NAME",
               help="Say why this value lies as it does, and nothing else; repeatable.")  # fmt: skip
@@ -25,6 +26,7 @@ def report(
     html: str | None,
     value: str | None,
     plotlyjs: str | None,
+    svg: str | None,
     trace: str | None,
     explained: tuple[str, ...],
     as_json: bool,
@@ -35,6 +37,7 @@ def report(
     sbp report plan.json
     sbp report plan.json --json > figures.json
     sbp report plan.json --html plan.html
+    sbp report plan.json --svg plan.svg
     sbp report plan.json --explain h.0.mlp.fc.weight
     sbp report plan.json --trace trace.json      (open it at ui.perfetto.dev or chrome://tracing)
     """
@@ -56,6 +59,10 @@ def report(
         from sbp.report.figures import plan_figures
 
         plan_figures(plan, value).save(html, plotlyjs or "inline")
+    if svg is not None:
+        from sbp.report.picture import save_picture
+
+        save_picture(plan, svg)
     if trace is not None:
         plan.trace(trace)
     if as_json:
@@ -70,5 +77,7 @@ def report(
         console.print(part)
     if html is not None:
         console.print(f"The figures are in {html}.")
+    if svg is not None:
+        console.print(f"The picture is in {svg}.")
     if trace is not None:
         console.print(f"The timeline is in {trace}; ui.perfetto.dev and chrome://tracing show it.")
