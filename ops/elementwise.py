@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy
+
 from sbp.dtype import dtype_named, holds, is_floating, numpy_name
 from sbp.errors import RuleError
 from sbp.operator import Operator, TensorType, operator
@@ -78,7 +80,8 @@ def _cast_monotone(x: TensorType, *, dtype: str) -> str:
 @operator("*d -> *d", linear=_cast_linear, monotone=_cast_monotone, dtype=lambda x, *, dtype: dtype_named(dtype))
 def cast(xp, x, *, dtype):
     """Another element type. NumPy has no bfloat16: bf16 is held in float32 and its rounding is not imitated."""
-    return x.astype(numpy_name(dtype_named(dtype)))
+    with numpy.errstate(invalid="ignore"):  # what an integer cannot hold becomes any integer, as in PyTorch
+        return x.astype(numpy_name(dtype_named(dtype)))
 
 
 @cast.gradient

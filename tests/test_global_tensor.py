@@ -86,9 +86,9 @@ def test_every_operator_under_random_layouts(family, mesh, draw):
 
 
 def test_all_operators_are_covered():
-    without = [
-        name for name in REGISTRY if not REGISTRY[name].cases and REGISTRY[name].kernel.__module__.startswith("sbp")
-    ]
+    # Of the library: what other modules register, such as PyTorch's own operators run whole, has tests of its own.
+    library = [name for name in REGISTRY if REGISTRY[name].kernel.__module__.startswith("sbp.ops")]
+    without = [name for name in library if not REGISTRY[name].cases]
     assert not without and len(CASES) > 300
 
 

@@ -33,7 +33,7 @@ from sbp.planner.physical import COLLECTIVES
 from sbp.runtime.executor import Executor
 from sbp.runtime.operator_times import Model, OperatorTime, fit_operators, small_plan, timed_operations, work_of
 from sbp.runtime.profiling import Effort, _ranks_per_node, profile
-from sbp.runtime.stopwatch import Stopwatch, undisturbed
+from sbp.runtime.stopwatch import LEAST_SECONDS, Stopwatch, undisturbed
 from sbp.runtime.threads import matrix_threads
 
 DEVICE = Device("Chip", {"f32": 1e11}, 2**34, 1e10, 0.8, 1e-6)
@@ -161,10 +161,15 @@ def test_work_of_a_plan_is_what_the_planner_priced():
 def test_stopwatch_counts_every_rank_and_repeats_what_is_short():
     calls = []
     watch = Stopwatch(NumpyBackend(), InProcessCommunicator(2), 0.0)
-    seconds = watch.seconds(lambda: calls.append(1))
-    assert 0 < seconds < 1e-4 and len(calls) > 1000
-    array = numpy.ones(1 << 18)
-    assert watch.seconds(lambda: [array + array for _ in range(8)]) > watch.seconds(lambda: array + array)
+    now = [0.0]
+    watch._clock = lambda: now[0]
+
+    def run():
+        calls.append(1)
+        now[0] += 1e-6
+
+    assert watch.seconds(run) == pytest.approx(1e-6)
+    assert len(calls) >= Stopwatch.LEAST_REPEATS * LEAST_SECONDS / 1e-6
     assert watch.agreed([1.0, 2.0]) == [1.0, 2.0]
     assert undisturbed([3.0]) == 3.0 and undisturbed([1.0, 2.0, 3.0, 4.0, 100.0]) == 2.0
 
