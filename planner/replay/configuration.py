@@ -16,6 +16,10 @@ ModelConfig = GPTConfig | LlamaConfig | BertConfig
 
 FAMILIES = {"gpt": GPTConfig, "llama": LlamaConfig, "bert": BertConfig}
 RECOMPUTE = ("none", "selective", "full")
+MOST, MOST_RANKS, MOST_SEGMENTS = 1 << 40, 1 << 18, 1 << 20
+"""The largest size of a model or batch, the most ranks, and the most segments that are simulated: beyond these a typing
+mistake is likelier than a run, and would take hours."""
+
 PRECISIONS = ("mixed", "f32", "fp8")
 """mixed: 16-bit products, f32 optimizer state. fp8: the products of layers in fp8 besides."""
 
@@ -70,11 +74,14 @@ class Configuration:
 
     def __post_init__(self) -> None:
         for name in ("sequence", "tp", "pp", "dp", "cp", "micro_batch", "global_batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise PlanError(f"replay: {name} must be a whole number of at least 1, got {value!r}.")
+            _check_whole(name, getattr(self, name))
+        for name in ("layers", "heads", "hidden", "vocabulary", "positions"):
+            _check_whole(name, getattr(self.model, name))
+        _check_whole("kv_heads", getattr(self.model, "kv_heads", self.model.heads))
+        _check_whole("feed-forward width", self.feed_forward)
         self._check_choices()
         self._check_sizes()
+        self._check_work()
 
     def _check_choices(self) -> None:
         for name, known in (("recompute", RECOMPUTE), ("precision", PRECISIONS), ("zero", (0, 1, 2, 3))):
@@ -94,8 +101,7 @@ class Configuration:
         if self.ranks != self.cluster.size:
             raise PlanError(
                 f"replay: tp {self.tp} x pp {self.pp} x dp {self.dp} x cp {self.cp} = {self.ranks} ranks, but "
-                f"{self.cluster} has "
-                f"{self.cluster.size}; give --nodes, or other sizes."
+                f"{self.cluster} has {self.cluster.size}; the two must be equal."
             )
         if self.global_batch % (self.micro_batch * self.dp):
             raise PlanError(
@@ -129,6 +135,18 @@ class Configuration:
         parts = self.cp * (self.tp if self.sequence_parallel else 1)
         if self.sequence % parts:
             raise PlanError(f"replay: a sequence of {self.sequence} does not divide into {parts} parts (tp and cp).")
+
+    def _check_work(self) -> None:
+        """That it can be simulated in seconds."""
+        if self.ranks > MOST_RANKS:
+            raise PlanError(f"replay: {self.ranks} ranks are more than the {MOST_RANKS} that are replayed.")
+        segments = self.micro_batches * self.pp * self.chunks * (3 if self.schedule == "zero-bubble" else 2)
+        if segments > MOST_SEGMENTS:
+            raise PlanError(
+                f"replay: {self.micro_batches} micro-batches on {self.pp} stages of {self.chunks} chunks are "
+                f"{segments} segments, more than the {MOST_SEGMENTS} that are simulated; use a smaller global batch, "
+                "larger micro-batches or more replicas."
+            )
 
     @property
     def ranks(self) -> int:
@@ -178,6 +196,11 @@ class Configuration:
             each = (layers + 2) // count
             return (each - 1, *[each] * (count - 2), each - 1)
         return tuple(layers // count + (at < layers % count) for at in range(count))
+
+
+def _check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise PlanError(f"replay: {name} must be a whole number from 1 to {MOST}, got {value!r}.")
 
 
 def for_ranks(cluster: Cluster, ranks: int) -> Cluster:

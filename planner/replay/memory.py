@@ -84,8 +84,8 @@ def _stage(run: Configuration, program: Program, elements: int, stage: int, in_f
         value * elements / share[0],
         run.framework.gradient_bytes * elements / share[1],
         state * elements / share[2],
-        activations,
-        working,
+        float(activations),  # whole numbers may be wider than JSON's
+        float(working),
         run.cluster.device.reserved_memory_bytes,
     )
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from sbp.errors import PlanError, SbpError
 from sbp.models.bert import BertConfig
@@ -68,6 +69,11 @@ PRECISION = ((r"fp8", "fp8"), (r"^fp32$", "f32"), (r"fp16|bf16|amp", "mixed"))
 
 MOST_LIKELY_MICRO_BATCH = 32
 
+MOST_LIKELY_CHUNKS = 64
+
+LEAST, MOST = 1e-12, 1e18
+"""Between these lies every number that a row states, unless it is 0."""
+
 USUAL_HEADS = 64
 """Heads of a row that does not state them: those of BLOOM's prequel, the rows that lack them."""
 
@@ -105,39 +111,60 @@ def read_rows(path: str | Path) -> list[Row]:
     Raises
     ------
     PlanError
-        The file cannot be read, or lacks a column that every row needs.
+        The file cannot be read, lacks a column that every row needs, or has one twice.
     """
     try:
-        with open(path, encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream)
+        # Spreadsheets begin a file with a byte order mark, which utf-8-sig leaves out.
+        with open(path, encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            names = list(reader.fieldnames or ())
             needed = {"id", "source", "model_family", "layers", "hidden", "gpu", "gpus", "step_time_s"}
-            missing = sorted(needed - set(reader.fieldnames or ()))
-            if missing:
+            if missing := sorted(needed - set(names)):
                 raise PlanError(f"{path}: has no column {', '.join(missing)}; expected the columns of published runs.")
-            return [_row(values) for values in reader]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise PlanError(f"{path}: has the column {', '.join(twice)} twice; remove one.")
+            return list(_rows(reader))
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror or error}; give a CSV file of published runs.") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise PlanError(f"{path}: is no CSV text: {error}.") from None
+        raise PlanError(f"{path}: is no CSV text in UTF-8: {error}.") from None
 
 
-def _row(values: Mapping[str, str]) -> Row:
-    seconds = _optional(values, "step_time_s")
-    memory = _optional(values, "peak_mem_GB")
-    if "computed by the authors" in values.get("notes", ""):
-        memory = None  # a formula's result, not a measurement
-    configuration, reason = None, ""
-    alternatives: tuple[Configuration, ...] = ()
-    if seconds is None and memory is None:
-        reason = "neither time nor memory was measured"
-    else:
+def _rows(reader: csv.DictReader[str]) -> Iterator[Row]:
+    """Every row, also those whose text is damaged: what is wrong with one does not stop the others."""
+    while True:
         try:
+            values: dict[Any, Any] = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield _row({"id": f"line {reader.reader.line_num}"}, f"is no CSV text: {error}")
+            continue
+        more = values.pop(None, ())  # fields beyond the columns
+        wrong = f"has {len(more)} more fields than there are columns" if more else ""
+        values = {name: value or "" for name, value in values.items()}  # None where the row ends early
+        yield _row(values if values["id"].strip() else {**values, "id": f"line {reader.reader.line_num}"}, wrong)
+
+
+def _row(values: Mapping[str, str], reason: str = "") -> Row:
+    seconds = memory = configuration = None
+    alternatives: tuple[Configuration, ...] = ()
+    try:
+        seconds, memory = _optional(values, "step_time_s"), _optional(values, "peak_mem_GB")
+        for name, value in (("step_time_s", seconds), ("peak_mem_GB", memory)):
+            if value == 0.0:
+                raise PlanError(f"column {name}: a number above 0 is expected, got 0")
+        if "computed by the authors" in values.get("notes", ""):
+            memory = None  # a formula's result, not a measurement
+        if not reason and seconds is None and memory is None:
+            reason = "neither time nor memory was measured"
+        if not reason:
             configuration = configuration_of(values)
             alternatives = alternatives_of(configuration, values)
-        except SbpError as error:
-            reason = str(error)
+    except SbpError as error:
+        reason = reason or str(error)
     peak = None if memory is None else memory * 1e9
-    return Row(values["id"], values["source"], seconds, peak, configuration, alternatives, reason, values)
+    return Row(values["id"], values.get("source", ""), seconds, peak, configuration, alternatives, reason, values)
 
 
 def configuration_of(values: Mapping[str, str]) -> Configuration:
@@ -149,16 +176,16 @@ def configuration_of(values: Mapping[str, str]) -> Configuration:
         What the row does not state and cannot be assumed, or what cannot be replayed.
     """
     tp, pp, dp = (_whole(values, name) for name in ("tp", "pp", "dp"))
-    if (_optional(values, "ep") or 1) != 1:
+    if _whole(values, "ep", 1) != 1:
         raise PlanError("expert parallelism is not replayed")
     cluster = cluster_of(values)
     traits = framework_of(values)
-    micro_batch, total = int(_optional(values, "micro_batch") or 1), _whole(values, "global_batch")
+    micro_batch, total = _whole(values, "micro_batch", 1), _whole(values, "global_batch")
     # Global batches are published rounded, to powers of two for instance.
     rounded = max(round(total / (micro_batch * dp)), 1) * micro_batch * dp
     if abs(rounded - total) > 0.25 * total:
         raise PlanError(f"a global batch of {total} is no multiple of {dp} x {micro_batch}")
-    chunks = int(_optional(values, "vpp") or 1)
+    chunks = _whole(values, "vpp", 1)
     recompute = values.get("recompute", "") or "none"
     if recompute.startswith("unknown"):
         recompute = "selective" if traits.attention == "stored" else "none"
@@ -174,13 +201,13 @@ def configuration_of(values: Mapping[str, str]) -> Configuration:
         tp=tp,
         pp=pp,
         dp=dp,
-        cp=int(_optional(values, "cp") or 1),
+        cp=_whole(values, "cp", 1),
         micro_batch=micro_batch,
         global_batch=rounded,
         schedule=f"interleaved:{chunks}" if chunks > 1 and pp > 1 else "1f1b",
         recompute=recompute,
-        sequence_parallel=(_optional(values, "sequence_parallel") or 0) == 1 and tp > 1,
-        zero=int(_optional(values, "zero_stage") or 0),
+        sequence_parallel=_whole(values, "sequence_parallel", 0) == 1 and tp > 1,
+        zero=_whole(values, "zero_stage", 0),
         precision=_precision(values.get("precision", "")),
     )
     return run
@@ -193,7 +220,7 @@ def alternatives_of(run: Configuration, values: Mapping[str, str]) -> tuple[Conf
         sizes = [1 << power for power in range(MOST_LIKELY_MICRO_BATCH.bit_length())]
     layers, stages = run.model.layers, run.pp
     if stages > 1 and re.search(r"vpp[^;]*not (stated|printed)", values.get("notes", "")):
-        schedules += [f"interleaved:{v}" for v in range(2, layers // stages + 1)]
+        schedules += [f"interleaved:{v}" for v in range(2, min(layers // stages, MOST_LIKELY_CHUNKS) + 1)]
     found = []
     for micro_batch, schedule in product(sizes, schedules):
         with suppress(PlanError):
@@ -213,7 +240,7 @@ def framework_of(values: Mapping[str, str]) -> Framework:
 def cluster_of(values: Mapping[str, str]) -> Cluster:
     """The cluster of a row: its device's preset, with the network's bandwidth as the row states it."""
     preset = _preset(values["gpu"])
-    ranks, per_node = _whole(values, "gpus"), int(_optional(values, "gpus_per_node") or 8)
+    ranks, per_node = _whole(values, "gpus"), _whole(values, "gpus_per_node", 8)
     return _cluster(preset, _optional(values, "inter_node_bw"), ranks, per_node)
 
 
@@ -241,12 +268,11 @@ def model_of(values: Mapping[str, str]) -> ModelConfig:
     """The model of a row."""
     family = values["model_family"].strip().lower()
     layers, hidden, vocabulary = (_whole(values, name) for name in ("layers", "hidden", "vocab"))
-    stated = _optional(values, "heads")
-    heads = int(stated) if stated else USUAL_HEADS if hidden % USUAL_HEADS == 0 else max(hidden // 128, 1)
-    wide = int(_optional(values, "ffn_hidden") or 4 * hidden)
+    heads = _whole(values, "heads", USUAL_HEADS if hidden % USUAL_HEADS == 0 else max(hidden // 128, 1))
+    wide = _whole(values, "ffn_hidden", 4 * hidden)
     length = _whole(values, "seq_len")
     if family.startswith("llama"):
-        groups = int(_optional(values, "kv_heads") or heads)
+        groups = _whole(values, "kv_heads", heads)
         return LlamaConfig(layers, heads, groups, hidden, wide, vocabulary, length)
     if family.startswith("bert"):
         return BertConfig(
@@ -270,17 +296,25 @@ def _precision(text: str) -> str:
 
 
 def _optional(values: Mapping[str, str], name: str) -> float | None:
+    """A number, 0 or between `LEAST` and `MOST`; None where nothing is stated."""
     text = (values.get(name) or "").strip()
     if not text:
         return None
+    shown = repr(text if len(text) <= 40 else text[:40] + "...")
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise PlanError(f"column {name}: a number is expected, got {text!r}") from None
+        raise PlanError(f"column {name}: a number is expected, got {shown}") from None
+    if value != 0.0 and not LEAST <= value <= MOST:  # nor is it NaN
+        raise PlanError(f"column {name}: a number of at least 0 and at most {MOST:g} is expected, got {shown}")
+    return value
 
 
-def _whole(values: Mapping[str, str], name: str) -> int:
+def _whole(values: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A whole number; the default, if there is one, where the row has nothing or 0."""
     value = _optional(values, name)
+    if not value and default is not None:
+        return default
     if value is None:
         raise PlanError(f"the row does not state {name}")
     if value != int(value) or value < 1:

@@ -45,7 +45,9 @@ class Result:
     Attributes
     ----------
     seconds, peak_bytes
-        Predicted; None with the reason why it is not.
+        Predicted, or None.
+    reason
+        Why there is no prediction, or nothing to hold it against.
     """
 
     row: Row
@@ -193,7 +195,8 @@ def _line(summary: Summary) -> str:
     def percent(value: float | None, sign: str = "") -> str:
         return "-" if value is None else f"{100 * value:{sign}.1f} %"
 
-    name = summary.name if len(summary.name) <= 50 else summary.name[:47] + "..."
+    name = " ".join(summary.name.split())
+    name = name if len(name) <= 50 else name[:47] + "..."
     return (
         f"  {name:50s} {summary.rows:5d} {summary.replayed:8d} {percent(summary.mean_absolute):>12s} "
         f"{percent(summary.median_absolute):>7s} {percent(summary.bias, '+'):>7s} {percent(summary.baseline):>8s} "
@@ -210,7 +213,8 @@ def validation(rows: Iterable[Row], progress: Callable[[str], None] | None = Non
             progress(f"{count} rows")
         found = [_outcome(run, known) for run in row.alternatives] or [_Outcome(reason=row.reason)]
         best = min(found, key=_Outcome.rank)
-        results.append(Result(row, best.seconds, best.peak_bytes, best.reason))
+        unmeasured = "its step time was not measured" if row.seconds is None else ""
+        results.append(Result(row, best.seconds, best.peak_bytes, best.reason or unmeasured))
     named: dict[str, list[Result]] = {}
     by_source: dict[str, list[Result]] = {}
     for result in results:

@@ -26,13 +26,15 @@ def check_writable(out: str, what: str) -> None:
     Raises
     ------
     PlanError
-        There is no such folder, or no permission.
+        There is no such folder, it is a folder itself, or no permission.
     """
     import os
     from pathlib import Path
 
     from sbp.errors import PlanError
 
+    if Path(out).is_dir():
+        raise PlanError(f"cannot write {what} {out}: it is a folder; name a file in it.")
     folder = Path(out).parent
     if not folder.is_dir():
         raise PlanError(f"cannot write {what} {out}: there is no folder {folder}; make it first.")

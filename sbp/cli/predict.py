@@ -97,8 +97,9 @@ def _print(prediction: Prediction) -> None:
     table.add_column(justify="right", no_wrap=True)
     gib = 2**30
     memory = run.cluster.device.memory_bytes
+    spread = f"tp {run.tp} x pp {run.pp} x dp {run.dp}" + (f" x cp {run.cp}" if run.cp > 1 else "")
     for name, value in (
-        ("ranks", f"{run.ranks} = tp {run.tp} x pp {run.pp} x dp {run.dp} of {run.cluster}"),
+        ("ranks", f"{run.ranks} = {spread} of {run.cluster}"),
         ("step", f"{prediction.step_seconds:.4g} s, {run.micro_batches} micro-batches of {run.micro_batch}"),
         ("tokens", f"{prediction.tokens_per_second:,.0f} per second"),
         ("MFU, HFU", f"{100 * prediction.mfu:.1f} %, {100 * prediction.hfu:.1f} %"),

@@ -51,6 +51,8 @@ def profile(
     chosen = comm or _started_under(backend)
     if chosen != "inprocess" and ranks is not None:
         raise click.UsageError(f"--ranks counts ranks in this process; with --comm {chosen} start as many processes.")
+    if not name.strip():
+        raise click.UsageError("--name must not be empty; plans show it.")
     if out is not None:
         check_writable(out, "the cluster file")
     if ranks is None:
