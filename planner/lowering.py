@@ -56,10 +56,9 @@ class _Lowering:
                 self.place(value, signature.outputs[k], graph.values[value].kind)
                 for k, value in enumerate(node.outputs)
             )
-            where = node.phase, node.module
-            self.operations.append(
-                Compute(node.name, node.op, node.attributes, inputs, outputs, *where, *self.cost(time))
-            )
+            seconds, flops, workspace, borders = self.cost(time)
+            what = node.name, node.op, node.attributes, inputs, outputs, node.phase, node.module
+            self.operations.append(Compute(*what, seconds, flops, workspace, borders))
             for value in node.outputs:
                 self.store(value, node.phase)
             for value in self.to_keep.get(time, ()):

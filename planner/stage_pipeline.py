@@ -75,7 +75,10 @@ def _rise(segment: Segment) -> tuple[int, int]:
 
 
 def pipeline_of(
-    staged: StagedPlan, micro_batches: int, send_seconds: Callable[[int], float] = lambda size: 0.0
+    staged: StagedPlan,
+    micro_batches: int,
+    send_seconds: Callable[[int], float] = lambda size: 0.0,
+    overlap: bool = True,
 ) -> Pipeline:
     """The pipeline that `simulate` and `stage_peaks` read.
 
@@ -89,14 +92,16 @@ def pipeline_of(
     ----------
     send_seconds
         Bytes that a segment sends to the next chunk -> seconds. All that leaves a segment is counted there.
+    overlap
+        False plays all operations of a stage on one stream, as the ranks of one process do.
     """
     memory = _Memory(staged)
     segments = {
-        (chunk, phase): _segment(staged, (chunk, phase), memory, send_seconds)
+        (chunk, phase): _segment(staged, (chunk, phase), memory, send_seconds, overlap)
         for chunk in range(staged.stages * staged.chunks)
         for phase in staged.phases
     }
-    after = tuple(_after(staged, stage, memory) for stage in range(staged.stages))
+    after = tuple(_after(staged, stage, memory, overlap) for stage in range(staged.stages))
     return Pipeline(
         staged.stages, staged.chunks, micro_batches, segments, after=after, resident_bytes=memory.resident_bytes()
     )
@@ -152,17 +157,19 @@ class _Memory:
         return tuple(found)
 
 
-def _segment(staged: StagedPlan, place: Place, memory: _Memory, send_seconds: Callable[[int], float]) -> Segment:
+def _segment(
+    staged: StagedPlan, place: Place, memory: _Memory, send_seconds: Callable[[int], float], overlap: bool
+) -> Segment:
     registers = staged.physical.registers
     operations = staged.segments[place]
-    tasks = _Tasks(staged)
+    tasks = _Tasks(staged, overlap)
     for at in operations:
         tasks.add(at, memory.allocates.get(at, 0), memory.frees.get(at, 0))
     sent = sum(registers[t.register].bytes for t in staged.transfers if t.source == place and t.target[1] != ONCE)
     return Segment(place[1], tuple(tasks.made), sent, send_seconds(sent) if sent else 0.0)
 
 
-def _after(staged: StagedPlan, stage: int, memory: _Memory) -> Segment:
+def _after(staged: StagedPlan, stage: int, memory: _Memory, overlap: bool) -> Segment:
     """The once phase of a stage; next values take the old ones' place where the plan says so."""
     operations = sorted(
         at
@@ -182,7 +189,7 @@ def _after(staged: StagedPlan, stage: int, memory: _Memory) -> Segment:
     for at in operations:
         for number in (*staged.physical.operations[at].inputs, *staged.physical.operations[at].outputs):
             last[home[number]] = at
-    tasks = _Tasks(staged)
+    tasks = _Tasks(staged, overlap)
     for at in operations:
         operation = staged.physical.operations[at]
         made = [n for n in operation.outputs if home[n] == n and n not in in_place]
@@ -198,8 +205,8 @@ def _after(staged: StagedPlan, stage: int, memory: _Memory) -> Segment:
 class _Tasks:
     """The tasks of a segment, operation by operation."""
 
-    def __init__(self, staged: StagedPlan) -> None:
-        self.staged = staged
+    def __init__(self, staged: StagedPlan, overlap: bool) -> None:
+        self.staged, self.overlap = staged, overlap
         self.made: list[Task] = []
         self._last: dict[int, int] = {}  # operation -> its last task
 
@@ -209,5 +216,5 @@ class _Tasks:
         makers = (self.staged.made.get(number) for number in operation.inputs)
         inputs = list(dict.fromkeys(self._last[maker] for maker in makers if maker in self._last))
         name = operation.node if isinstance(operation, Compute) else operation.kind
-        self.made += tasks_of(operation, name, physical.mesh, len(self.made), inputs, allocates, frees)
+        self.made += tasks_of(operation, name, physical.mesh, len(self.made), inputs, allocates, frees, self.overlap)
         self._last[at] = len(self.made) - 1

@@ -162,7 +162,7 @@ def tasks_of(
         Bytes, without the operation's workspace.
     """
     fetched = [(axis, seconds) for axis, seconds in _borders(operation) if overlap]
-    tasks = []
+    tasks: list[Task] = []
     for axis, seconds in fetched:
         before = inputs if not tasks else [first + len(tasks) - 1]
         tasks.append(Task(f"borders of {name}", mesh.names[axis], seconds, tuple(before)))

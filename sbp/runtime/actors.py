@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ from sbp.planner.schedule import Action, Credits, Schedule, describe, schedule_n
 from sbp.planner.stages import BACKWARD, FORWARD, ONCE, WEIGHT, Place, StagedPlan, Transfer
 from sbp.runtime.boxing import Local
 from sbp.runtime.executor import Executor, Table
+
+Ran = tuple[int, float, float]
+"""An operation, and when it started and stopped."""
 
 
 class DeadlockError(SbpError):
@@ -47,6 +51,9 @@ class PipelineStep:
         ended.
     shares
         Per micro-batch what its loss and its gradients were multiplied by in those of the step.
+    timelines
+        Per stage its operations in the order in which they ran, those of the once phase at the end, as (operation,
+        start, stop), in seconds from the start of the step; empty unless timed.
     """
 
     outputs: Mapping[str, tuple[Local, ...]]
@@ -54,6 +61,7 @@ class PipelineStep:
     orders: tuple[tuple[Action, ...], ...]
     in_flight: tuple[int, ...]
     shares: tuple[float, ...]
+    timelines: tuple[tuple[Ran, ...], ...] = ()
 
 
 class PipelineExecutor:
@@ -167,7 +175,9 @@ class PipelineExecutor:
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
-    def run(self, state: Mapping[str, Local], feeds: Sequence[Mapping[str, Local]]) -> PipelineStep:
+    def run(
+        self, state: Mapping[str, Local], feeds: Sequence[Mapping[str, Local]], timed: bool = False
+    ) -> PipelineStep:
         """One step.
 
         Parameters
@@ -176,6 +186,8 @@ class PipelineExecutor:
             State value -> arrays of one stage's ranks, placed; every chunk that reads a value starts from it.
         feeds
             Per micro-batch the placed inputs.
+        timed
+            Note when every operation ran; each is then waited for.
 
         Raises
         ------
@@ -192,7 +204,7 @@ class PipelineExecutor:
         for feed in feeds:
             for value, number in executor._feeds.items():
                 executor._given(value, number, feed, "input")
-        shared = _Shared(self)
+        shared = _Shared(self, timed)
         workers = [_Stage(self, shared, stage, state, feeds) for stage in range(self.staged.stages)]
         threads = [
             threading.Thread(target=worker.main, name=f"stage {worker.stage}", daemon=True) for worker in workers
@@ -215,13 +227,15 @@ class PipelineExecutor:
             tuple(tuple(worker.order) for worker in workers),
             tuple(worker.most_in_flight for worker in workers),
             tuple(shared.weights.get(at, 1.0) / divisor if divisor else math.nan for at in range(self.micro_batches)),
+            tuple(tuple(worker.ran) for worker in workers) if timed else (),
         )
 
 
 class _Shared:
     """What the stages' threads share: the mail, and who waits."""
 
-    def __init__(self, pipeline: PipelineExecutor) -> None:
+    def __init__(self, pipeline: PipelineExecutor, timed: bool) -> None:
+        self.timed, self.origin = timed, time.perf_counter()
         self.changed = threading.Condition()
         self.mail: dict[tuple[int, int, int], Local] = {}  # (register, chunk, micro-batch; -1 for once) -> arrays
         # Micro-batch -> its count, if such is what it weighs. It is there before any gradient of the micro-batch.
@@ -296,6 +310,7 @@ class _Stage:
         # Made at once, as training frameworks do, so that memory does not grow during the step.
         self.sums = {number: pipeline.zeros(number) for number in self.summed()}
         self.order: list[Action] = []
+        self.ran: list[Ran] = []
         # Per phase after forward how many micro-batches (times chunks) wait for it.
         self.waiting = dict.fromkeys(pipeline.phases[1:], 0)
         self.most_in_flight = 0
@@ -403,12 +418,22 @@ class _Stage:
         if phase == last:
             del self.tables[chunk, micro_batch]
 
+    def timed(self, at: int, table: Table) -> None:
+        """One operation, and when it ran if that is wanted."""
+        if not self.shared.timed:
+            self.pipeline._runs[at](table)
+            return
+        start = time.perf_counter()
+        self.pipeline._runs[at](table)
+        self.pipeline._executor.backend.synchronize()
+        self.ran.append((at, start - self.shared.origin, time.perf_counter() - self.shared.origin))
+
     def run(self, at: int, micro_batch: int, table: Table) -> None:
-        """One operation; of a count, note what the micro-batch weighs.
+        """One operation of a micro-batch; of a count, note what the micro-batch weighs.
 
         Where nothing counts, the sums of loss and gradients are zero and must stay so, whatever they are divided by.
         """
-        self.pipeline._runs[at](table)
+        self.timed(at, table)
         number = self.pipeline._counting.get(at)
         if number is not None:
             local = _full(table, number)
@@ -471,7 +496,7 @@ class _Stage:
             for number in operation.inputs:
                 if means[number] is None:
                     means[number] = self.receive_once(number, chunk, at)
-            self.pipeline._runs[at](means)
+            self.timed(at, means)
             self.send_once(means, operation.outputs)
         for value, new in self.physical.updates.items():
             if staged.homes[value] in self.chunks and new in staged.made:

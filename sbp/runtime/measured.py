@@ -13,6 +13,7 @@ from statistics import fmean
 from sbp.errors import PlanError
 from sbp.planner.physical import Compute, Operation, PhysicalPlan
 from sbp.planner.timing import operation_name
+from sbp.runtime.actors import PipelineStep
 from sbp.runtime.boxing import Local
 from sbp.runtime.executor import Executor
 
@@ -49,6 +50,15 @@ def mean_seconds(physical: PhysicalPlan, timelines: Iterable[Sequence[tuple[floa
     for timeline in timelines:
         for kind, (start, stop) in zip(kinds, timeline):
             found.setdefault(kind, []).append(stop - start)
+    return {kind: fmean(seconds) for kind, seconds in found.items()}
+
+
+def mean_seconds_of_actors(physical: PhysicalPlan, steps: Iterable[PipelineStep]) -> dict[Hashable, float]:
+    """The same of a cut plan's timed steps (`PipelineStep.timelines`): what kernels take while other stages work."""
+    runs = [ran for step in steps for timeline in step.timelines for ran in timeline]
+    found: dict[Hashable, list[float]] = {}
+    for at, start, stop in runs:
+        found.setdefault(kind_of(physical.operations[at], physical), []).append(stop - start)
     return {kind: fmean(seconds) for kind, seconds in found.items()}
 
 
