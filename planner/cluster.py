@@ -19,6 +19,9 @@ from sbp.fields import is_finite_number
 PEAK_TYPES = ("f64", "f32", "tf32", "bf16", "f16", "fp8")
 """Element types that a device can state a peak for."""
 
+MOST_MEMORY_BYTES = 1 << 60
+"""More than any device has; in 64 bits, as sums over a node still are."""
+
 TABLES = ("group_bandwidths", "gather_bandwidths", "all_reduce_bandwidths", "exchange_bandwidths")
 """Fields of a tier that hold bandwidths by group size."""
 
@@ -42,9 +45,11 @@ def _number(owner: str, field: str, value: Any, low: float = 0.0, high: float = 
     return float(value)
 
 
-def _whole(owner: str, field: str, value: Any, low: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ClusterError(f"{owner}: {field} must be a whole number of at least {low}, got {value!r}.")
+def _whole(owner: str, field: str, value: Any, low: int = 1, high: int | None = None) -> int:
+    wrong = isinstance(value, bool) or not isinstance(value, int) or value < low
+    if wrong or (high is not None and value > high):
+        bounds = f"of at least {low}" + ("" if high is None else f" and at most {high}")
+        raise ClusterError(f"{owner}: {field} must be a whole number {bounds}, got {value!r}.")
     return value
 
 
@@ -137,7 +142,7 @@ class Device:
         checked = {d: _number(owner, f"peak of {d}", peaks[d], above=True) for d in PEAK_TYPES if d in peaks}
         set_ = object.__setattr__
         set_(self, "peak_flops_per_second", tuple(checked.items()))
-        _whole(owner, "memory_bytes", self.memory_bytes)
+        _whole(owner, "memory_bytes", self.memory_bytes, high=MOST_MEMORY_BYTES)
         _whole(owner, "reserved_memory_bytes", self.reserved_memory_bytes, 0)
         if self.reserved_memory_bytes >= self.memory_bytes:
             raise ClusterError(

@@ -195,6 +195,12 @@ BAD = [
     ("{f32: 10, bf16: 80.5}", "{}", 5, "at least one of"),
     ("{f32: 10, bf16: 80.5}", "80", 6, "device.peak_tflops must be a mapping"),
     ("reserved_memory_gib: 1", "reserved_memory_gib: 17", 5, "leaves nothing"),
+    (
+        "memory_gib: 16",
+        "memory_gib: 1e30",
+        5,
+        "memory_bytes must be a whole number of at least 1 and at most 1152921504606846976",
+    ),
     ("span: node", "span: rack", 14, "tiers[0].span must be node, all, or a whole number of ranks, got 'rack'"),
     ("span: node", "span: 3", 13, "neither a part nor a multiple"),
     ("span: all", "span: 4", 13, "not a larger multiple"),

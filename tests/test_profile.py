@@ -269,6 +269,13 @@ def test_command_errors(capsys, tmp_path):
     assert run(["profile", "--comm", "nccl"]) == 2
     assert run(["profile", "--out", str(tmp_path / "none" / "here.yaml")]) == 2
     assert "cannot write the cluster file" in capsys.readouterr().err
+    # Both are said at once, not after minutes of measuring.
+    assert run(["profile", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "it is a folder" in said and "matrix products" not in said
+    assert run(["profile", "--quick", "--name", " "]) == 2
+    said = capsys.readouterr().err
+    assert "--name must not be empty" in said and "matrix products" not in said
     with pytest.raises(ClusterError, match="at least 1"):
         profile(0)
 

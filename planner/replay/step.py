@@ -206,13 +206,15 @@ class StepBuilder:
         run = self.run
         if run.replicas == 1 or not (run.zero == 3 or self.reduces_often):
             return 0.0
-        bytes = 2.0 * self.program.parameters["layer"]
-        moved = 0.0
-        if run.zero == 3:
-            moved += self.over_replicas("all_gather", bytes)
-        if phase == "backward":
-            moved += self.over_replicas("reduce_scatter", bytes * run.framework.reduction_bytes / 2)
+        moved = self.gather_seconds()
+        if phase == "backward" and self.reduces_often:
+            bytes = self.program.parameters["layer"] * float(run.framework.reduction_bytes)
+            moved += self.over_replicas("reduce_scatter", bytes)
         return max(moved * run.framework.exposed_sharding, moved - hidden / max(run.layers_of_chunk[0], 1))
+
+    def gather_seconds(self) -> float:
+        """What gathering a layer's parameters takes where replicas share them (ZeRO-3), hidden or not."""
+        return self.over_replicas("all_gather", 2.0 * self.program.parameters["layer"]) if self.run.zero == 3 else 0.0
 
     def transfer_seconds(self) -> float:
         """What a stage sends to the next: each tensor-parallel rank its share, gathered there unless it stays split."""
@@ -271,7 +273,9 @@ class StepBuilder:
         run, overlap = self.run, self.run.framework.reduction
         if overlap == "after" or (overlap == "without-pipeline" and run.pp > 1):
             return seconds
-        hidden = sum(self.layer_seconds("backward")) * sum(run.layers_of_chunk[stage :: run.pp])
+        # Kernels that gathered parameters hide behind hide nothing else: both take the same links.
+        free = max(sum(self.layer_seconds("backward")) - self.gather_seconds(), 0.0)
+        hidden = free * sum(run.layers_of_chunk[stage :: run.pp])
         return max(seconds * self.constants.least_exposed, seconds - hidden)
 
     def embedding_seconds(self) -> float:
