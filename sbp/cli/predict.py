@@ -14,27 +14,41 @@ if TYPE_CHECKING:
 
 
 @click.command("predict")
-@click.option("--model", type=click.Choice(("gpt", "llama", "bert")), default="gpt", show_default=True)
-@click.option("--layers", type=click.IntRange(min=1), required=True)
-@click.option("--hidden", type=click.IntRange(min=1), required=True)
-@click.option("--heads", type=click.IntRange(min=1), required=True)
+@click.option(
+    "--model", type=click.Choice(("gpt", "llama", "bert")), default="gpt", show_default=True, help="Kind of layers."
+)
+@click.option("--layers", type=click.IntRange(min=1), required=True, help="Transformer layers.")
+@click.option("--hidden", type=click.IntRange(min=1), required=True, help="Width of the residual stream.")
+@click.option("--heads", type=click.IntRange(min=1), required=True, help="Attention heads.")
 @click.option("--kv-heads", type=click.IntRange(min=1), help="Key/value heads of a llama; default those of queries.")
 @click.option("--ffn", type=click.IntRange(min=1), help="Width of the feed-forward layer; default 4 times hidden.")
 @click.option("--seq", type=click.IntRange(min=1), required=True, help="Tokens of a sequence.")
-@click.option("--vocab", type=click.IntRange(min=1), required=True)
+@click.option("--vocab", type=click.IntRange(min=1), required=True, help="Tokens of the vocabulary.")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
 @click.option("--dp", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel replicas.")
 @click.option("--cp", type=click.IntRange(min=1), default=1, show_default=True, help="Context-parallel ranks.")
-@click.option("--micro-batch", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--global-batch", type=click.IntRange(min=1), required=True)
+@click.option("--micro-batch", type=click.IntRange(min=1), default=1, show_default=True, help="Sequences at once.")
+@click.option("--global-batch", type=click.IntRange(min=1), required=True, help="Sequences of a step.")
 @click.option(
     "--schedule", default="1f1b", show_default=True, metavar="NAME", help="1f1b, gpipe, interleaved:2 or zero-bubble."
 )
-@click.option("--recompute", type=click.Choice(("none", "selective", "full")), default="none", show_default=True)
+@click.option(
+    "--recompute",
+    type=click.Choice(("none", "selective", "full")),
+    default="none",
+    show_default=True,
+    help="What the backward phase runs again: nothing, attention, or every layer.",
+)
 @click.option("--sequence-parallel", is_flag=True, help="Split the residual stream along the sequence.")
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="What replicas share.")
-@click.option("--precision", type=click.Choice(("mixed", "f32", "fp8")), default="mixed", show_default=True)
+@click.option(
+    "--precision",
+    type=click.Choice(("mixed", "f32", "fp8")),
+    default="mixed",
+    show_default=True,
+    help="Element types of the matrix products.",
+)
 @click.option("--framework", default="megatron-core", show_default=True, metavar="NAME", help="Traits by name.")
 @click.option("--cluster", required=True, metavar="PRESET-OR-FILE", help="See `sbp clusters`; sized by the ranks.")
 @click.option("--devices-per-node", type=click.IntRange(min=1), help="Default the cluster's own.")
