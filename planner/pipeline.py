@@ -86,8 +86,8 @@ class Task:
         if not isinstance(self.stream, str) or not self.stream:
             raise PipelineError(f"{owner}: its stream must be a text that is not empty, got {self.stream!r}.")
         check_seconds(owner, "seconds", self.seconds)
-        _whole(owner, "allocates", self.allocates)
-        _whole(owner, "frees", self.frees)
+        check_whole(owner, "allocates", self.allocates)
+        check_whole(owner, "frees", self.frees)
         object.__setattr__(self, "seconds", float(self.seconds))
         object.__setattr__(self, "inputs", tuple(self.inputs))
         if self.early and self.inputs:
@@ -129,7 +129,7 @@ class Segment:
                         f"{owner}: task {at} ({task.name!r}) reads {number!r}, which is no earlier task of its "
                         "segment; list tasks so that each comes after its inputs."
                     )
-        _whole(owner, "sends_bytes", self.sends_bytes)
+        check_whole(owner, "sends_bytes", self.sends_bytes)
         check_seconds(owner, "sends_seconds", self.sends_seconds)
         object.__setattr__(self, "sends_seconds", float(self.sends_seconds))
         if self.sends_after is not None and not 0 <= self.sends_after < len(self.tasks):
@@ -194,7 +194,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         for name in ("stages", "chunks", "micro_batches"):
-            _whole("pipeline", name, getattr(self, name), 1)
+            check_whole("pipeline", name, getattr(self, name), 1)
         check_seconds("pipeline", "compute_slowdown", self.compute_slowdown)
         for name in ("segments", "first", "last", "links"):
             object.__setattr__(self, name, dict(getattr(self, name)))
@@ -204,7 +204,7 @@ class Pipeline:
             if len(given) not in (0, self.stages):
                 raise PipelineError(f"pipeline: {name} has {len(given)} entries for {self.stages} stages.")
         for stage, size in enumerate(self.resident_bytes):
-            _whole("pipeline", f"resident_bytes of stage {stage}", size)
+            check_whole("pipeline", f"resident_bytes of stage {stage}", size)
         self._check_segments()
         self._check_once()
 
@@ -329,7 +329,8 @@ def check_seconds(owner: str, name: str, value: float) -> None:
         raise PipelineError(f"{owner}: {name} must be a finite number of at least 0, got {value!r}.")
 
 
-def _whole(owner: str, name: str, value: int, least: int = 0) -> None:
+def check_whole(owner: str, name: str, value: int, least: int = 0) -> None:
+    """Raise `PipelineError` unless a value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise PipelineError(f"{owner}: {name} must be a whole number of at least {least}, got {value!r}.")
 

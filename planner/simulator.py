@@ -162,6 +162,8 @@ def simulate(pipeline: Pipeline, schedule: Schedule | Credits | str) -> Simulate
         )
     if isinstance(schedule, Credits):
         schedule = fire(pipeline, schedule)
+    if not isinstance(schedule, Schedule):
+        raise PipelineError(f"simulate takes the name of a schedule or a Schedule, got {schedule!r}.")
     _check_fit(pipeline, schedule)
     graph, engine = _prepare(pipeline, schedule)
     result = engine.run()

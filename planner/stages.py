@@ -23,7 +23,7 @@ from sbp.passes.recompute import block_of
 from sbp.planner.accumulation import Accumulation, accumulation_of
 from sbp.planner.buffers import is_view
 from sbp.planner.physical import Box, Compute, Operation, PhysicalPlan
-from sbp.planner.pipeline import PHASES
+from sbp.planner.pipeline import PHASES, check_whole
 
 FORWARD, BACKWARD, WEIGHT = PHASES
 ONCE = "once"
@@ -190,8 +190,13 @@ def cut(
         Fewer layers than chunks; state that the forward phase updates, such as running statistics; a value other than a
         gradient that the once phase reads of a micro-batch; an order that no pipeline has.
     """
-    if stages < 1 or chunks < 1:
-        raise PipelineError(f"a pipeline has at least 1 stage and 1 chunk, got {stages} and {chunks}.")
+    check_whole("cut", "stages", stages, 1)
+    check_whole("cut", "chunks", chunks, 1)
+    if first_layers is not None:
+        if not isinstance(first_layers, (list, tuple)):
+            raise PipelineError(f"cut: first_layers must be a list of layers' numbers, got {first_layers!r}.")
+        for layer in first_layers:
+            check_whole("cut", "a number in first_layers", layer)
     places = _Places(physical, stages * chunks, first_layers).run()
     physical, places = _with_constants_where_read(physical, places)
     made = {number: at for at, operation in enumerate(physical.operations) for number in operation.outputs}

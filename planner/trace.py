@@ -42,6 +42,8 @@ def save_trace(step: SimulatedStep, path: str | Path) -> None:
     """
     import orjson
 
+    if not isinstance(path, (str, Path)):
+        raise PipelineError(f"the path of the trace file must be a text or a Path, got {path!r}.")
     if not str(path):
         raise PipelineError("the path of the trace file to write is empty; give it a name.")
     data = {"displayTimeUnit": "ms", "traceEvents": trace_events(step)}

@@ -24,6 +24,7 @@ from sbp.planner.simulator import simulate
 from sbp.planner.stage_pipeline import pipeline_of, stage_peaks
 from sbp.planner.stages import cut
 from sbp.planner.styles import DataParallel, FullyShardedDataParallel, Styles, TensorParallel
+from sbp.planner.trace import save_trace
 from sbp.runtime import actors
 from sbp.runtime.actors import DeadlockError, PipelineExecutor
 from sbp.runtime.verify import drawn_warm
@@ -269,7 +270,14 @@ def test_first_layers_are_as_asked():
         (lambda plan: cut(plan, 5), "4 layers .* do not make 5 chunks"),
         (lambda plan: cut(plan, 2, first_layers=[4]), "must ascend"),
         (lambda plan: cut(plan, 3, first_layers=[2, 1]), "must ascend"),
-        (lambda plan: cut(plan, 0), "at least 1 stage"),
+        (lambda plan: cut(plan, 0), "stages must be a whole number of at least 1, got 0"),
+        (lambda plan: cut(plan, "2"), "stages must be a whole number of at least 1, got '2'"),
+        (lambda plan: cut(plan, 2, first_layers=1), "first_layers must be a list"),
+        (lambda plan: cut(plan, 2, first_layers=[1.5]), "a number in first_layers must be a whole number"),
+        (lambda plan: PipelineExecutor(cut(plan, 2), 4, None), "name of a schedule, a Schedule or Credits"),
+        (lambda plan: PipelineExecutor(cut(plan, 2), 4, buffers=["a", 1]), "each of 2 stages"),
+        (lambda plan: simulate(pipeline_of(cut(plan, 2), 4), 5), "name of a schedule or a Schedule, got 5"),
+        (lambda plan: save_trace(simulate(pipeline_of(cut(plan, 2), 4), "1f1b"), 5), "path of the trace file"),
         (lambda plan: PipelineExecutor(cut(plan, 2), 4, schedule_named("1f1b", 2, 1, 8)), "runs 4"),
         (lambda plan: PipelineExecutor(cut(plan, 2), 4, "zero-bubble"), "weight gradients are part"),
         (lambda plan: PipelineExecutor(cut(plan, 2), 4, buffers=[1]), "each of 2 stages"),

@@ -101,6 +101,8 @@ class PipelineExecutor:
         phases = staged.phases
         if isinstance(order, str):
             order = schedule_named(order, staged.stages, staged.chunks, micro_batches, phases)
+        if not isinstance(order, (Schedule, Credits)):
+            raise PlanError(f"order must be the name of a schedule, a Schedule or Credits, got {order!r}.")
         expected = (staged.stages, staged.chunks, micro_batches)
         if (order.stages, order.chunks, order.micro_batches) != expected:
             raise PlanError(
@@ -127,8 +129,9 @@ class PipelineExecutor:
     def _buffers(self, order: Schedule | Credits, given: Sequence[int] | None) -> tuple[Mapping[str, int], ...]:
         """Per stage and phase after forward how many forward segments may wait for it."""
         if given is not None:
-            if len(given) != order.stages or any(count < 1 for count in given):
-                raise PlanError(f"buffers gives each of {order.stages} stages at least 1, got {list(given)}.")
+            listed = isinstance(given, (list, tuple)) and len(given) == order.stages
+            if not listed or not all(type(count) is int and count >= 1 for count in given):
+                raise PlanError(f"buffers gives each of {order.stages} stages at least 1, got {given!r}.")
             return tuple(dict.fromkeys(self.phases[-1:], count) for count in given)
         if self.phases == (FORWARD,):
             return ({},) * order.stages
