@@ -49,6 +49,19 @@ def failing():
     return 1 / 0
 
 
+def surplus():
+    return {"module": MLP(), "example_inputs": torch.zeros(32, 64), "training": False, "colour": 1}
+
+
+def leaving():
+    raise SystemExit(3)
+
+
+def saying():
+    print("building")
+    return build()
+
+
 def unknown():
     return MLP(), torch.zeros(32, 64), lambda out: torch.special.i1(out).sum()
 '''
@@ -77,6 +90,15 @@ def test_plan_and_compare(place, capsys):
     assert not any("sbp_user" in path for path in sys.path)
 
 
+def test_what_the_file_prints_is_not_in_the_json(place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    assert run(["plan", "--torch", "mine.py:saying", *CLUSTER, "--mesh", "4", "--json", "-q"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["graph"] == "MLP" and "building" in captured.err
+    assert run(["plan", "--torch", "mine.py:failing", *CLUSTER]) == 2
+    assert "failed at mine.py:" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "name, more, says",
     [
@@ -87,6 +109,8 @@ def test_plan_and_compare(place, capsys):
         ("mine.py:number", [], "returned a int for the module"),
         ("mine.py:empty", [], "returned no example inputs"),
         ("mine.py:failing", [], "failing failed at"),
+        ("mine.py:surplus", [], "a mapping with training, colour, which is not among the keys"),
+        ("mine.py:leaving", [], "leaving failed at"),
         ("mine.py:unknown", [], "1 operator has no translation:\n  aten.special_i1.default in loss"),
         ("mine.py:build", ["gpt2"], "--torch stands instead of MODEL"),
         ("mine.py:build", ["--size", "layers=2"], "--size changes a preset's sizes"),

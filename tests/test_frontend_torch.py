@@ -1,5 +1,6 @@
 """PyTorch modules as graphs: state, masks, losses, batch, precision, unknown operators, errors."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,22 @@ def test_fake_modules_import_as_well():
     assert graph.values["weight"].type.bytes == 1 << 36
 
 
+class Of(nn.Module):
+    """A forward pass given as a function of the module, and its tensors."""
+
+    def __init__(self, forward, **tensors):
+        super().__init__()
+        self.run = forward
+        for name, tensor in tensors.items():
+            if isinstance(tensor, (nn.Parameter, nn.Module)):
+                setattr(self, name, tensor)
+            else:
+                self.register_buffer(name, tensor)
+
+    def forward(self, *arguments, **keywords):
+        return self.run(self, *arguments, **keywords)
+
+
 # -- inputs, losses, batch, precision ----------------------------------------------------------------------------------
 
 
@@ -287,6 +304,56 @@ def test_one_tensor_given_twice_stays_two_inputs():
     assert set(imported.inputs) == {"pair.0", "pair.1.b"}
 
 
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    states: dict
+
+
+def test_nested_outputs_have_dotted_names():
+    module = Of(lambda self, x: Answer(x + 1, {"last": (x, [x * 2, None])}))
+    imported = import_module(module, torch.randn(5, 4), training=False)
+    assert set(imported.outputs) == {"logits", "states.last.0", "states.last.1.0"}
+
+
+def averaged(self, x):
+    self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+    return (x - self.mean) @ self.w.T
+
+
+def looked_up(self, x):
+    with torch.no_grad():
+        target = self.other(self.norm(x)) * self.w.sum()
+    return self.norm(x) @ self.w.T - target + (x @ self.w.T).detach() * self.w.mean()
+
+
+def halved(self, x):
+    with torch.autocast("cpu", enabled=False):
+        return (self.norm(x) @ self.w.T).detach() * self.w.sum()
+
+
+@pytest.mark.parametrize("forward", [averaged, looked_up, halved])
+def test_gradients_stop_and_buffers_change_where_pytorch_says(forward):
+    """With batch normalization, for which PyTorch decomposes the program, and so loses `detach` and `no_grad`."""
+    torch.manual_seed(0)
+    module = Of(forward, w=nn.Parameter(torch.randn(4, 4)), mean=torch.zeros(4), norm=nn.BatchNorm1d(4),
+                other=nn.Linear(4, 4))  # fmt: skip
+    example = models.Example(module, torch.randn(6, 4), lambda out, targets: (out - targets).square().mean(),
+                             torch.randn(6, 4))  # fmt: skip
+    imported = import_module(module, example.inputs, loss=example.loss, targets=example.targets, optimizer=SGD(lr=1.0))
+    assert set(imported.graph.updates) & {"mean", "norm.running_mean"}
+    assert max(models.errors_against_eager(example, imported)) < 1e-5
+
+
+def test_assertions_on_values_may_be_left_out():
+    """torch.linalg.inv checks its result; the check orders effects, and nothing reads it."""
+    x = torch.randn(4, 4)
+    imported = import_module(Of(lambda self, x: torch.linalg.inv(x)), x, training=False, on_unknown="replicate")
+    assert [item.operator for item in imported.replicated] == ["aten.linalg_inv_ex.default"]
+    (found,) = evaluate(imported.graph, {next(iter(imported.inputs)): x.numpy()}).values()
+    np.testing.assert_allclose(found, torch.linalg.inv(x).numpy(), rtol=1e-3, atol=1e-4)
+
+
 def test_dynamic_batch():
     example = models.nano_gpt()
     imported = import_module(
@@ -322,10 +389,8 @@ def test_precision(precision, stored, computed):
 
 def test_example_values_say_how_inputs_are_drawn():
     ids, mask = torch.tensor([[3, 9], [0, 4]]), torch.ones(2, 2, dtype=torch.long)
-    module = nn.Module()
-    module.w = nn.Parameter(torch.rand(10))
-    module.forward = lambda ids, mask: (module.w[ids] * mask).sum()
-    graph = import_module(module, (ids, mask)).graph
+    graph = import_module(Of(lambda self, ids, mask: (self.w[ids] * mask).sum(), w=nn.Parameter(torch.rand(10))),
+                          {"ids": ids, "mask": mask}).graph  # fmt: skip
     assert graph.values["ids"].initial == Initial("integers", (0, 10))
     assert graph.values["mask"].initial == Initial("constant", (1,))
 
@@ -347,8 +412,8 @@ def test_nodes_know_their_modules_and_lines():
 def test_dropout_keeps_what_it_should():
     module = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.25))
     x = torch.randn(512, 8)
-    training = import_module(module, x, loss=lambda out: (out == 0).float().mean())
-    (node,) = (node for node in training.graph.nodes if node.op == "dropout")
+    training = import_module(module, x, loss=lambda out: (out == 0).float().mean() + 0 * out.sum())
+    (node,) = (node for node in training.forward.nodes if node.op == "dropout")
     assert node.attributes["rate"] == 0.25
     found = evaluate(training.graph, state_of(training, input=x.numpy()))
     assert abs(float(found[training.outputs["loss"]]) - 0.25) < 0.01
@@ -358,12 +423,10 @@ def test_dropout_keeps_what_it_should():
 
 def test_dropout_inside_attention():
     """Its mean over many samples is what attention without dropout gives."""
-    module = nn.Module()
-    module.forward = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5).mean(0)
-    module.training = True
-    module.w = nn.Parameter(torch.ones(()))
+    module = Of(lambda self, q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5).mean(0) * self.w,
+                w=nn.Parameter(torch.ones(())))  # fmt: skip
     q, k, v = (torch.randn(1, 1, 4, 4).expand(4096, 1, 4, 4).contiguous() for _ in range(3))
-    imported = import_module(module, (q, k, v), loss=lambda out: (out * module.w).sum())
+    imported = import_module(module, {"q": q, "k": k, "v": v}, loss=torch.sum)
     assert any(node.op == "dropout" for node in imported.forward.nodes)
     found = evaluate(imported.forward, state_of(imported, q=q.numpy(), k=k.numpy(), v=v.numpy()))
     expected = float(F.scaled_dot_product_attention(q[:1], k[:1], v[:1]).sum())
@@ -450,6 +513,29 @@ class Sized(nn.Module):
         return x.view(6, 2, 4).sum()
 
 
+class Squared(torch.autograd.Function):
+    """With a backward that is not the derivative of its forward."""
+
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(context, gradient):
+        return 100 * gradient
+
+
+def detached_changed(self, x):
+    y = self.norm(x) @ self.w
+    y.detach()[0].mul_(2)
+    return y.sum()
+
+
+def frozen(module):
+    return module.requires_grad_(False)
+
+
 class Changing(nn.Module):
     def forward(self, x):
         x.add_(1)
@@ -479,6 +565,28 @@ X = torch.randn(6, 8)
         (nn.Linear(8, 8), X, {"training": False, "dynamic_batch": {"z": 0}}, "the inputs are input"),
         (nn.Linear(8, 8), X[:1], {"training": False, "dynamic_batch": True}, "at least 2 samples"),
         (nn.Linear(8, 8), X.to(torch.complex64), {"training": False}, "input holds complex numbers"),
+        (nn.Linear(8, 8), X, {"loss": lambda out: out}, r"loss returns a float32 tensor of shape \[6, 8\]"),
+        (nn.Linear(8, 8), X, {"loss": lambda out: (out > 0).sum()}, "loss returns a int64 tensor"),
+        (nn.Linear(8, 8), X, {"loss": lambda out: None}, "loss returns NoneType"),
+        (nn.Linear(8, 8), X, {"loss": lambda out: (out.sum(), out)}, "loss returns tuple"),
+        (nn.Linear(8, 8), X, {"loss": lambda out, y: out.sum()}, "0 targets: missing a required argument: 'y'"),
+        (nn.Linear(8, 8), X, {"loss": torch.nn.MSELoss(), "targets": (X, X)}, "2 targets: too many"),
+        (nn.Linear(8, 8), X, {"loss": torch.nn.MSELoss, "targets": X}, r"give loss=MSELoss\(\)"),
+        (nn.Linear(8, 8), X, {"loss": "mse"}, "loss is a callable"),
+        (nn.Linear(8, 8), X, {"targets": X}, "no loss is given"),
+        (nn.Linear(8, 8), X, {"loss": lambda out: out.detach().sum()}, "depends on no parameter that requires"),
+        (frozen(nn.Linear(8, 8)), X, {"loss": torch.sum}, "depends on no parameter that requires a gradient"),
+        (nn.Linear(8, 8), X, {"training": False, "dynamic_batch": {"input": 2}}, "dimension 2 of input"),
+        (nn.Linear(8, 8), X, {"training": False, "dynamic_batch": True, "batch": 0}, "a positive number"),
+        (Of(lambda self, x: Squared.apply(x @ self.w).sum(), w=nn.Parameter(X.T)), X, {},
+         f"Squared .{__file__}. is a torch.autograd.Function: the backward"),
+        (Of(detached_changed, w=nn.Parameter(X.T), norm=nn.BatchNorm1d(8)), X, {}, f"{__file__}:.*changed in place"),
+        (Of(lambda self, x: x * x.max().item()), X, {"training": False},
+         f"{__file__}:.*depends on the values of a tensor"),
+        (Of(lambda self, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))), X, {"training": False},
+         "programs? of its own .torch.cond"),
+        (Of(lambda self, x: {"a": [x], "a.0": x + 1}), X, {"training": False},
+         "two outputs of the module are named a.0"),
     ],
 )  # fmt: skip
 def test_errors_say_where_and_what_to_do(module, inputs, options, says):

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from sbp.frontend.model import TorchModel, is_torch_module
 
 _RETURNS = (
     "(module, example_inputs), (module, example_inputs, loss), (module, example_inputs, loss, targets), or a mapping "
-    "with these keys and further arguments of sbp.frontend.torch.import_module"
+    "with these keys and further ones of sbp.frontend.torch.import_module: on_unknown, dynamic_batch, name"
 )
+_FURTHER = ("on_unknown", "dynamic_batch", "name")
 
 
 def torch_model(place: str) -> TorchModel:
@@ -32,6 +34,11 @@ def torch_model(place: str) -> TorchModel:
     path = Path(file)
     if not path.is_file():
         raise FrontendError(f"--torch: there is no file {path}.")
+    with redirect_stdout(sys.stderr):  # what the file prints is no part of what the command gives
+        return _built(path, name)
+
+
+def _built(path: Path, name: str) -> TorchModel:
     function = getattr(_loaded(path), name, None)
     if not callable(function):
         raise FrontendError(f"--torch: {path} has no function {name}; it returns {_RETURNS}.")
@@ -39,7 +46,7 @@ def torch_model(place: str) -> TorchModel:
         made = function()
     except SbpError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FrontendError(f"--torch: {name} failed{_where(error, path)}: {type(error).__name__}: {error}") from error
     return _model(made, f"{path}:{name}")
 
@@ -58,7 +65,7 @@ def _loaded(path: Path) -> Any:
         raise FrontendError(f"--torch: {error.filename}:{error.lineno}: {error.msg}.") from None
     except ImportError as error:
         raise FrontendError(f"--torch: {path} cannot be loaded{_where(error, path)}: {error}.") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FrontendError(f"--torch: {path} failed{_where(error, path)}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
@@ -67,7 +74,8 @@ def _loaded(path: Path) -> Any:
 
 def _where(error: BaseException, path: Path) -> str:
     """The last line of the user's file on the way to an error."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     return f" at {path}:{lines[-1]}" if lines else ""
 
 
@@ -78,6 +86,12 @@ def _model(made: Any, place: str) -> TorchModel:
         given = dict(made)
         module, inputs = given.pop("module", None), given.pop("example_inputs", None)
         loss, targets = given.pop("loss", None), given.pop("targets", ())
+        unknown = [str(key) for key in given if key not in _FURTHER]
+        if unknown:
+            raise FrontendError(
+                f"--torch: {place} returned a mapping with {', '.join(unknown)}, which is not among the keys "
+                f"(training, optimizer, precision and batch are options of the command); it returns {_RETURNS}."
+            )
     elif isinstance(made, tuple) and 2 <= len(made) <= 4:
         module, inputs, loss, targets = (*made, *(None, ())[len(made) - 2 :])[:4]
         given = {}

@@ -7,13 +7,15 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from io import StringIO
 from typing import Any
 
 from sbp.errors import FrontendError
+from sbp.frontend.stops import is_region, mark_stops, without_own_backward
+from sbp.frontend.trace_errors import explained
 from sbp.frontend.translation import translation
 
 WRAPPED = "model"
@@ -38,6 +40,38 @@ class Inputs:
     names: tuple[str, ...]
     tensors: tuple[Any, ...]
     places: Mapping[str, Any]
+
+
+def check_loss(loss: Any, targets: Any) -> None:
+    """Whether a loss can be called with an output and the targets.
+
+    Raises
+    ------
+    FrontendError
+        It cannot, or there are targets without a loss.
+    """
+    if loss is None:
+        if len(targets):
+            raise FrontendError("targets are what a loss takes, but no loss is given; give loss=callable too.")
+        return
+    name = getattr(loss, "__qualname__", type(loss).__name__)
+    if isinstance(loss, type):
+        raise FrontendError(f"loss is the class {name}, not one of it; give loss={loss.__name__}().")
+    if not callable(loss):
+        raise FrontendError(f"loss is a callable of the output and the targets, got a {name}.")
+    try:
+        signature = inspect.signature(loss.forward if hasattr(loss, "forward") else loss)
+    except (TypeError, ValueError):  # built-in functions do not say
+        return
+    keywords = targets if isinstance(targets, Mapping) else {}
+    try:
+        signature.bind(None, *(() if keywords else targets), **keywords)
+    except TypeError as error:
+        given = f"targets {', '.join(map(str, keywords))}" if keywords else f"{len(targets)} targets"
+        raise FrontendError(
+            f"loss {name}{signature} is called with the module's output and the {given}: {error}; give what it takes "
+            "besides the output as targets=."
+        ) from None
 
 
 def inputs_of(module: Any, example: Any, targets: Any) -> Inputs:
@@ -67,9 +101,7 @@ def inputs_of(module: Any, example: Any, targets: Any) -> Inputs:
     try:
         bound = signature.bind(*arguments, **keywords)
     except TypeError as error:
-        raise FrontendError(
-            f"example_inputs do not fit {type(module).__name__}.forward{signature}: {error}."
-        ) from None
+        raise FrontendError(f"example_inputs do not fit {type(module).__name__}.forward{signature}: {error}.") from None
     if "use_cache" in signature.parameters and "use_cache" not in bound.arguments:
         keywords["use_cache"] = False  # a cache of keys and values is no output of a planned step
     # One tensor given twice would be traced as one input.
@@ -203,18 +235,39 @@ def traced_step(module: Any, loss: Any, training: bool, widen: bool) -> Any:
             self.loss = loss
 
         def forward(self, arguments: Any, keywords: Any, targets: Any) -> Any:
-            output = getattr(self, WRAPPED)(*arguments, **keywords)
             if not training:
-                return _tensors_of(output)
-            if self.loss is None:
-                return _own_loss(module, output)
-            if widen:
-                output = pytree.tree_map(_wide, output)
-            if isinstance(targets, Mapping):
-                return self.loss(output, **targets)
-            return self.loss(output, *targets)
+                with _assigned_in_place(module):
+                    return tensors_of(getattr(self, WRAPPED)(*arguments, **keywords))
+            with without_own_backward(), _assigned_in_place(module):
+                output = getattr(self, WRAPPED)(*arguments, **keywords)
+                if self.loss is None:
+                    return _own_loss(module, output)
+                if widen:
+                    output = pytree.tree_map(_wide, output)
+                if isinstance(targets, Mapping):
+                    return _scalar(self.loss(output, **targets))
+                return _scalar(self.loss(output, *targets))
 
     return Step()
+
+
+@contextmanager
+def _assigned_in_place(module: Any) -> Iterator[None]:
+    """Buffers that `forward` assigns (`self.mean = ...`) are written instead; torch.export does not see it in parts."""
+    before = [(part, name, held) for part in module.modules() for name, held in part._buffers.items()]
+    yield
+    for part, name, held in before:
+        given = part._buffers.get(name)
+        if given is held or held is None:
+            continue
+        if given is None or given.shape != held.shape:
+            shape = None if given is None else list(given.shape)
+            raise FrontendError(
+                f"{type(part).__name__}.forward assigns the buffer {name} of shape {list(held.shape)} another shape, "
+                f"{shape}; a plan's state keeps its shapes."
+            )
+        held.copy_(given)
+        part._buffers[name] = held
 
 
 def _wide(leaf: Any) -> Any:
@@ -241,22 +294,53 @@ def _own_loss(module: Any, output: Any) -> Any:
     )
 
 
-def _tensors_of(output: Any) -> dict[str, Any]:
-    """The tensors of an output by name; one alone is "output"."""
+def _scalar(found: Any) -> Any:
+    """What a loss callable gave, if it is a loss."""
+    import torch
+
+    if isinstance(found, torch.Tensor) and found.ndim == 0 and found.is_floating_point():
+        return found
+    kind = type(found).__name__
+    if isinstance(found, torch.Tensor):
+        kind = f"a {str(found.dtype).removeprefix('torch.')} tensor of shape {list(found.shape)}"
+    raise FrontendError(f"loss returns {kind}; it returns one floating scalar, a mean or sum (loss.mean()).")
+
+
+def tensors_of(output: Any) -> dict[str, Any]:
+    """The tensors of nested containers and dataclasses by name; one alone is "output".
+
+    Raises
+    ------
+    FrontendError
+        Two have one name.
+    """
     import torch
 
     if isinstance(output, torch.Tensor):
         return {"output": output}
-    items = output.items() if isinstance(output, Mapping) else enumerate(output if output is not None else ())
-    found = {}
-    for key, value in items:
-        if isinstance(value, torch.Tensor):
-            found[str(key) if isinstance(key, str) else f"output.{key}"] = value
-        elif isinstance(value, (tuple, list)):
-            for index, item in enumerate(value):
-                if isinstance(item, torch.Tensor):
-                    found[f"{key if isinstance(key, str) else f'output.{key}'}.{index}"] = item
+    found: dict[str, Any] = {}
+
+    def collect(path: str, item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            if path in found:
+                raise FrontendError(f"two outputs of the module are named {path}; name one of them otherwise.")
+            found[path] = item
+            return
+        for key, part in _parts(item):
+            collect(f"{path}.{key}" if path else key if isinstance(key, str) else f"output.{key}", part)
+
+    collect("", output)
     return found
+
+
+def _parts(item: Any) -> list[tuple[Any, Any]]:
+    if isinstance(item, Mapping):
+        return list(item.items())
+    if isinstance(item, (tuple, list)):
+        return list(zip(getattr(item, "_fields", range(len(item))), item))
+    if is_dataclass(item) and not isinstance(item, type):
+        return [(field.name, getattr(item, field.name)) for field in fields(item)]
+    return []
 
 
 def export(step: Any, inputs: Inputs, fitting: Callable[[Any], Any], name: str, dynamic: Mapping[str, int]) -> Any:
@@ -279,7 +363,8 @@ def export(step: Any, inputs: Inputs, fitting: Callable[[Any], Any], name: str, 
     try:
         with _quiet():
             program = torch.export.export(step, given, dynamic_shapes=shapes, strict=False)
-            if any(_changes_state(node) or _unknown(node) for node in program.graph.nodes):
+            if any(_changes_state(node) or _unknown(node) or is_region(node) for node in program.graph.nodes):
+                mark_stops(program)
                 table = torch.export.default_decompositions()
                 for operator in list(table):
                     if translation.find(str(operator)) is not None:
@@ -296,7 +381,7 @@ def export(step: Any, inputs: Inputs, fitting: Callable[[Any], Any], name: str, 
 def _quiet() -> Iterator[None]:
     """Without what torch.export logs and prints: its errors are translated, its warnings are about itself."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
@@ -345,69 +430,3 @@ def _changes_state(node: Any) -> bool:
         return False
     running = str(node.target) in ("aten.batch_norm.default", "aten.instance_norm.default") and node.args[5] is True
     return schema.is_mutable or (running and node.args[3] is not None)
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-_ADVICE = (
-    (
-        r"data-dependent|GuardOnDataDependent|DataDependent|_local_scalar_dense|\.item\(\)|unbacked|Eq\(u\d+",
-        "its Python code depends on the values of a tensor, which a plan cannot: an `if`, a loop, `.item()`, "
-        "`.tolist()` or a shape made of them. Write it with torch.where or torch.cond, take the number as a Python "
-        "argument of the constructor, or leave the branch out in training.",
-    ),
-    (
-        r"nonzero|masked_select|boolean mask|unique",
-        "the shape of a tensor depends on the data (indexing by a mask, nonzero, unique). Write it with torch.where, "
-        "or multiply by the mask.",
-    ),
-    (
-        r"Constraints violated|specialized|dynamic.*dim|Dim\(",
-        "it cannot take every batch size: its code fixes the size. Leave dynamic_batch out and give example_inputs "
-        "of the batch size that is planned.",
-    ),
-    (
-        r"expected .*dtype|same dtype|must have the same dtype|to have the same dtype",
-        "its operations meet tensors of different element types. With precision=... parameters and inputs are of the "
-        "computing type; leave precision out to import the model as it is.",
-    ),
-    (
-        r"device",
-        "its tensors are on different devices. Put the model and what it creates in forward on one device "
-        "(torch.zeros(..., device=x.device)).",
-    ),
-)
-
-
-def explained(name: str, error: BaseException) -> str:
-    """What torch.export says, in one line, where in the model, and what to change."""
-    text = str(error)
-    whole = f"{type(error).__name__}: {text}"
-    place = _place(error)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    message = f"{name} cannot be traced by torch.export{f' at {place}' if place else ''}: {first.rstrip('.')}."
-    for pattern, advice in _ADVICE:
-        if re.search(pattern, whole):
-            return f"{message} This is because {advice}"
-    return f"{message} Run the model on the example inputs first; torch.export(model, ...) gives the whole message."
-
-
-def _place(error: BaseException) -> str:
-    """The last line of the model's own code on the way to the error."""
-    frames: list[str] = []
-    trace = error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not re.search(r"/torch/|sbp/frontend/|<.*>|/contextlib\.py|/functools\.py", file):
-            frames.append(f"{file}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    found = re.findall(r'File "([^"]+)", line (\d+)', str(error))
-    own = [f"{file}:{line}" for file, line in found if not re.search(r"/torch/|sbp/frontend/", file)]
-    return own[-1] if own else frames[-1] if frames else ""
-
-
-def only_tensors(names: Sequence[str], nodes: Sequence[Any]) -> dict[str, Any]:
-    """Outputs of the traced program that are tensors, by name."""
-    import torch
-
-    return {name: node for name, node in zip(names, nodes) if isinstance(node, torch.fx.Node)}

@@ -148,6 +148,7 @@ class _Translator:
         self.wrapped = wrapped
         self.on_unknown = on_unknown
         self.symbols: dict[Any, Any] = {}
+        self.placeholders: dict[str, Any] = {}
         self.unknown: list[Unknown] = []
         self.lines: dict[str, str] = {}
         self.folded: dict[str, Any] = {}
@@ -157,9 +158,9 @@ class _Translator:
     def run(self, nodes: Iterable[Any]) -> None:
         """Translate in program order; constants only where something else needs them."""
         nodes = list(nodes)
-        placeholders = [node for node in nodes if node.op == "placeholder"]
+        self.placeholders = {node.name: node for node in nodes if node.op == "placeholder"}
         self.constants = Constants(
-            {node: self.known[node.name] for node in placeholders if node.name in self.known}, self.sizes
+            {node: self.known[name] for name, node in self.placeholders.items() if name in self.known}, self.sizes
         )
         for node in nodes:
             if node.op == "placeholder":
@@ -169,10 +170,14 @@ class _Translator:
             elif node.op == "call_function" and not self._left_out(node):
                 self._translate(node)
             elif node.op not in ("call_function", "output"):
-                raise FrontendError(f"the traced program has a node of kind {node.op} ({node.target}), unknown here.")
+                users = ", ".join(sorted({f"{user.target} ({source_line(user)})" for user in node.users}))
+                raise FrontendError(
+                    f"{self.builder.name}: {users or node.target} holds a program of its own (torch.cond, a loop), "
+                    "which has no translation; write both branches out and choose with torch.where."
+                )
 
     def _left_out(self, node: Any) -> bool:
-        return not node.users or self.constants.is_constant(node)
+        return not node.users or self.constants.is_constant(node) or _only_orders(node)
 
     def _declare(self, node: Any, source: Source) -> None:
         made = self.sizes.type(node.meta["val"])
@@ -214,7 +219,10 @@ class _Translator:
             return
         made = node.meta.get("val")
         if not _tensors(made):
-            self.symbols[node] = self.sizes(made)
+            try:
+                self.symbols[node] = self.sizes(made)
+            except FrontendError as error:
+                raise FrontendError(f"{self.builder.name} at {source_line(node) or node.target}: {error}") from None
             return
         path = module_path(node, self.wrapped)
         try:
@@ -298,6 +306,13 @@ class _Translator:
         return tuple(results) if several else results[0]
 
 
+def _only_orders(node: Any) -> bool:
+    """Whether a node makes a token, of which nothing but the order of effects (assertions on values) is to be read."""
+    if node.target is operator.getitem:
+        return node.args[1] == 0 and str(node.args[0].target) == "with_effects"
+    return str(node.target) == "with_effects" and all(_only_orders(user) for user in node.users)
+
+
 def _tensors(made: Any) -> list[Any]:
     import torch
 
@@ -353,6 +368,7 @@ def translate(
     with builder:
         made = [work.operand(node) for node in outputs.values()]
         for placeholder, node in updates.items():
+            state = work.operand(work.placeholders[placeholder])
             state = builder.symbols[sources[placeholder].name]
             builder.update(state, as_type(work.operand(node), state.dtype))
     if work.unknown and on_unknown == "error":

@@ -162,16 +162,15 @@ def import_module(
     assert aten.__all__  # its import fills the table of translations
     name = name or type(module).__name__
     chosen = None if precision is None else precision_named(precision)
-    if isinstance(targets, torch.Tensor):
+    if not isinstance(targets, (tuple, list, Mapping)):
         targets = (targets,)
+    exporting.check_loss(loss, targets)
     inputs = exporting.inputs_of(module, example_inputs, targets)
     dynamic = _dynamic(inputs, dynamic_batch, batch)
     compute = None if chosen is None else getattr(torch, _TORCH_NAMES[chosen.compute])
     twin, fitting = exporting.own_copy(module, compute, training)
     widen = chosen is not None and chosen.compute != chosen.full
-    traced = exporting.export(
-        exporting.traced_step(twin, loss, training, widen), inputs, fitting, name, dynamic
-    )
+    traced = exporting.export(exporting.traced_step(twin, loss, training, widen), inputs, fitting, name, dynamic)
     aliases = _aliases(module)
     sources, known = _sources(traced, inputs, aliases, module, chosen)
     outputs, updates = _outputs(traced, training, sources)
@@ -189,6 +188,11 @@ def import_module(
     graph = done.graph
     chosen_optimizer = None if optimizer is None else optimizer_named(optimizer)
     step = add_training(graph, chosen_optimizer) if training else graph
+    if training and not {*step.updates} & {*step.parameters} and next(twin.parameters(), None) is not None:
+        raise FrontendError(
+            f"{name}: the loss depends on no parameter that requires a gradient, so there is nothing to train; give "
+            "training=False, or take requires_grad_(False), detach() or no_grad away."
+        )
     return Imported(
         step,
         graph,
@@ -296,6 +300,8 @@ def _sources(
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             value = traced.constants[spec.target]
             known[label] = value
+        elif spec.kind is InputKind.TOKEN:  # the order of effects, of which translated operators have none
+            continue
         else:
             raise FrontendError(f"{spec.target or label}: inputs of kind {spec.kind.name} cannot be imported.")
     return sources, known
@@ -332,13 +338,13 @@ def _type(tensor: Any) -> Any:
     return TensorType(tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2])
 
 
-def _outputs(
-    traced: Any, training: bool, sources: Mapping[str, Source]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _outputs(traced: Any, training: bool, sources: Mapping[str, Source]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Name -> node of the outputs, and placeholder -> node of the buffers' next values."""
     import torch
     from torch.export.graph_signature import OutputKind
     from torch.utils import _pytree as pytree
+
+    from sbp.frontend.exporting import WRAPPED
 
     signature = traced.graph_signature
     (last,) = (node for node in traced.graph.nodes if node.op == "output")
@@ -351,9 +357,13 @@ def _outputs(
             updates[placeholder[spec.target]] = node
         elif spec.kind is OutputKind.USER_OUTPUT:
             given.append(node)
+        elif spec.kind is OutputKind.TOKEN:
+            continue
         else:
             name = sources[spec.target].name if spec.target in sources else spec.target
-            raise FrontendError(f"the module changes its input {name} in place; let it change a copy (x.clone()).")
+            what = "input" if spec.kind is OutputKind.USER_INPUT_MUTATION else "parameter"
+            name = name.removeprefix(f"{WRAPPED}.")
+            raise FrontendError(f"the module changes its {what} {name} in place; let it change a copy (x.clone()).")
     if training:
         return {"loss": given[0]}, updates
     tree = pytree.tree_unflatten(given, traced.call_spec.out_spec)
@@ -385,6 +395,12 @@ def _dynamic(inputs: Any, dynamic_batch: bool | Mapping[str, int], batch: int | 
     else:
         chosen = {name: 0 for name, tensor in zip(inputs.names, inputs.tensors) if tensor.ndim}
     tensors = dict(zip(inputs.names, inputs.tensors))
+    for name, axis in chosen.items():
+        rank = tensors[name].ndim
+        if not isinstance(axis, int) or not 0 <= axis < rank:
+            raise FrontendError(f"dynamic_batch: dimension {axis!r} of {name}; it has the dimensions 0 to {rank - 1}.")
+    if batch is not None and batch < 1:
+        raise FrontendError(f"batch is a positive number of samples, got {batch}.")
     sizes = {name: tensors[name].shape[axis] for name, axis in chosen.items()}
     if len(set(sizes.values())) != 1:
         raise FrontendError(f"the inputs' batch dimensions differ ({sizes}); name them: dynamic_batch={{input: axis}}.")
@@ -424,5 +440,3 @@ def _array(name: str, tensor: Any) -> numpy.ndarray:
         raise FrontendError(f"{name} holds no values (it is on the meta device); draw them with sbp.initial.draw_all.")
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-

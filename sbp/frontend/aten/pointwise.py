@@ -347,6 +347,6 @@ def _(context, x, *arguments, **options):
     return as_type(x, context.dtype)
 
 
-@translation("aten.detach", "aten.detach_")
+@translation("aten.detach", "aten.detach_", "sbp.stop_gradient")
 def _(context, x):
     return ops.detach(x)
