@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp.errors import InfeasibleError, SbpError
+from sbp.frontend.model import TorchModel
 from sbp.graph import Graph
 from sbp.mesh import Mesh
 from sbp.nn.module import Module
@@ -94,7 +95,7 @@ def baselines_for(graph: Graph, cluster: Cluster) -> dict[str, tuple[Mesh, tuple
 
 
 def compare(
-    model: str | Module | Graph,
+    model: str | Module | Graph | TorchModel,
     cluster: str | Cluster,
     *,
     nodes: int | None = None,

@@ -532,6 +532,12 @@ def detached_changed(self, x):
     return y.sum()
 
 
+def stopped_within_cast(self, x):
+    with torch.autocast("cpu", enabled=False), torch.no_grad():
+        y = x @ self.w
+    return (x * y.sum() * self.w.sum()).sum()
+
+
 def frozen(module):
     return module.requires_grad_(False)
 
@@ -580,6 +586,7 @@ X = torch.randn(6, 8)
         (nn.Linear(8, 8), X, {"training": False, "dynamic_batch": True, "batch": 0}, "a positive number"),
         (Of(lambda self, x: Squared.apply(x @ self.w).sum(), w=nn.Parameter(X.T)), X, {},
          f"Squared .{__file__}. is a torch.autograd.Function: the backward"),
+        (Of(stopped_within_cast, w=nn.Parameter(X.T)), X, {}, "no_grad.. inside torch.autocast"),
         (Of(detached_changed, w=nn.Parameter(X.T), norm=nn.BatchNorm1d(8)), X, {}, f"{__file__}:.*changed in place"),
         (Of(lambda self, x: x * x.max().item()), X, {"training": False},
          f"{__file__}:.*depends on the values of a tensor"),

@@ -14,7 +14,7 @@ from io import StringIO
 from typing import Any
 
 from sbp.errors import FrontendError
-from sbp.frontend.stops import is_region, mark_stops, without_own_backward
+from sbp.frontend.stops import is_region, mark_stops, no_grad_outside_autocast, without_own_backward
 from sbp.frontend.trace_errors import explained
 from sbp.frontend.translation import translation
 
@@ -238,7 +238,7 @@ def traced_step(module: Any, loss: Any, training: bool, widen: bool) -> Any:
             if not training:
                 with _assigned_in_place(module):
                     return tensors_of(getattr(self, WRAPPED)(*arguments, **keywords))
-            with without_own_backward(), _assigned_in_place(module):
+            with without_own_backward(), no_grad_outside_autocast(), _assigned_in_place(module):
                 output = getattr(self, WRAPPED)(*arguments, **keywords)
                 if self.loss is None:
                     return _own_loss(module, output)

@@ -105,6 +105,50 @@ def _changed(node: Any) -> bool:
 
 
 @contextmanager
+def no_grad_outside_autocast() -> Iterator[None]:
+    """Refuse `no_grad` inside `autocast`, of which torch.export keeps no trace.
+
+    Raises
+    ------
+    FrontendError
+        It is entered.
+    """
+    import torch
+
+    casts, still = torch.autocast, torch.no_grad
+    enter, leave, stop = casts.__enter__, casts.__exit__, still.__enter__
+    depth = 0
+
+    def entered(self: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        return enter(self)
+
+    def left(self: Any, *error: Any) -> Any:
+        nonlocal depth
+        depth -= 1
+        return leave(self, *error)
+
+    def stopped(self: Any) -> Any:
+        if depth:
+            raise FrontendError(
+                "forward enters torch.no_grad() inside torch.autocast(), and torch.export loses it: gradients would "
+                "not stop. Enter no_grad first, or detach() what it gives instead."
+            )
+        return stop(self)
+
+    changed = ((casts, "__enter__", entered), (casts, "__exit__", left), (still, "__enter__", stopped))
+    before = ((casts, "__enter__", enter), (casts, "__exit__", leave), (still, "__enter__", stop))
+    for kind, name, function in changed:
+        setattr(kind, name, function)
+    try:
+        yield
+    finally:
+        for kind, name, function in before:
+            setattr(kind, name, function)
+
+
+@contextmanager
 def without_own_backward() -> Iterator[None]:
     """Refuse `torch.autograd.Function`s that are not PyTorch's own: only their forward could be traced.
 
