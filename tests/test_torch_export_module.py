@@ -233,6 +233,8 @@ def test_what_is_refused(one, gpt_plan):
     fresh = MODELS["gpt"].module
     with pytest.raises(ExportError, match=r"torch.nn.Module or an Imported, got dict"):
         gpt_plan.to_torch({}, one)
+    with pytest.raises(ExportError, match=r"device_mesh is a tuple; give init_device_mesh\(device, \(1,\)"):
+        gpt_plan.to_torch(fresh(), (1,))
     with pytest.raises(ExportError, match=r"wpe.weight: the plan has f32\[16,32\], .* torch.float64; convert"):
         gpt_plan.to_torch(fresh().double(), one)
     with pytest.raises(ExportError, match=r"of shape \[64, 32\]"):

@@ -137,8 +137,16 @@ def no_grad_outside_autocast() -> Iterator[None]:
             )
         return stop(self)
 
-    changed = ((casts, "__enter__", entered), (casts, "__exit__", left), (still, "__enter__", stopped))
-    before = ((casts, "__enter__", enter), (casts, "__exit__", leave), (still, "__enter__", stop))
+    changed: tuple[tuple[Any, str, Any], ...] = (
+        (casts, "__enter__", entered),
+        (casts, "__exit__", left),
+        (still, "__enter__", stopped),
+    )
+    before: tuple[tuple[Any, str, Any], ...] = (
+        (casts, "__enter__", enter),
+        (casts, "__exit__", leave),
+        (still, "__enter__", stop),
+    )
     for kind, name, function in changed:
         setattr(kind, name, function)
     try:

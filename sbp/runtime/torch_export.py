@@ -55,7 +55,7 @@ def to_torch(plan: Plan, module: Any, device_mesh: Any, strict: bool = False) ->
     Raises
     ------
     ExportError
-        Names, shapes or element types differ; the plan has no loss to start from; with `strict`, any difference.
+        No device mesh is given; names, shapes or element types differ; the plan has no loss to start from; with `strict`, any difference.
     CommunicationError
         The device mesh has another shape than the plan's mesh.
     """
@@ -64,6 +64,11 @@ def to_torch(plan: Plan, module: Any, device_mesh: Any, strict: bool = False) ->
         module, constants = module.module, module.constants
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"to_torch takes a torch.nn.Module or an Imported, got {type(module).__name__}.")
+    if not hasattr(device_mesh, "device_type"):
+        raise ExportError(
+            f"device_mesh is a {type(device_mesh).__name__}; give init_device_mesh(device, {plan.mesh.shape}, "
+            f"mesh_dim_names={plan.mesh.names}) of torch.distributed.device_mesh."
+        )
     export = TorchExport(plan, device_mesh)
     found = export.report.differences
     if strict and found:
