@@ -67,7 +67,8 @@ def right_signatures(trials: Callable[[int], Trial], confirmations: int) -> Iter
                 tried += prod(map(len, out_options[group]))
                 right += _right_outputs(first, inputs, group, out_options[group])
             for found in _undominated(right):
-                if all(not trials(number).difference(inputs, found, borders=False) for number in range(1, confirmations)):
+                again = (trials(number) for number in range(1, confirmations))
+                if not any(trial.difference(inputs, found, borders=False) for trial in again):
                     yield Signature(inputs, found), tried
                     tried = 0
     yield None, tried

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from statistics import median
 
-import numpy
 import pytest
 from fake_cupy import FakeCupy, World
 from ranks_as_threads import on_ranks
