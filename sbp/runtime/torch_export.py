@@ -55,7 +55,8 @@ def to_torch(plan: Plan, module: Any, device_mesh: Any, strict: bool = False) ->
     Raises
     ------
     ExportError
-        No device mesh is given; names, shapes or element types differ; the plan has no loss to start from; with `strict`, any difference.
+        No device mesh is given; names, shapes or element types differ; the plan has no loss to start from; with
+        `strict`, any difference.
     CommunicationError
         The device mesh has another shape than the plan's mesh.
     """
