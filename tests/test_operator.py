@@ -4,6 +4,7 @@ import math
 
 import numpy
 import pytest
+from own_operators import OWN
 
 import sbp
 from sbp.errors import GraphError, RuleError, SbpError
@@ -273,10 +274,8 @@ def test_sizes_of_types():
 
 
 def test_every_operator_is_documented_and_has_cases():
-    for name in REGISTRY:
+    for name in OWN:
         op = REGISTRY[name]
-        if not op.kernel.__module__.startswith("sbp."):
-            continue
         assert op.__doc__, f"operator {name} has no docstring"
         assert len(op.cases) >= 2, f"operator {name} has {len(op.cases)} cases; its rule is proven on these"
 
