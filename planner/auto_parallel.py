@@ -99,7 +99,8 @@ def auto_parallel(
     memory_limit
         Bytes per device; default the device's memory less what the framework reserves.
     time_limit
-        Seconds for all solves together.
+        Seconds for all searches together; where building a problem takes longer than its share of them, a quarter of
+        the share is added for its solve.
     cost_model
         Your own (see `sbp.planner.cost.CostModel`); default the analytic one of the cluster.
     least_fill

@@ -31,14 +31,17 @@ def border_times(
     """
     if not op.borders:
         return ()
-    boxes = [rule.shards(signature, mesh.shape, place) for place in mesh.coordinates()]
+    near = Mesh(rule.border_shape(signature, mesh.shape))
+    if near.size == 1:
+        return ()
+    boxes = [rule.shards(signature, mesh.shape, place) for place in near.coordinates()]
     read = [op.read_boxes(attributes, held, made) for held, made in boxes]
     found: dict[int, float] = {}
     for number, type in enumerate(types):
         mine, wanted = [held[number] for held, _ in boxes], [found[number] for found in read]
         if mine != wanted:
-            for transfers in rounds_of(signature.inputs[number], mesh, mine, wanted):
-                seconds, axis = _round_seconds(transfers, mesh, SIZES[type.dtype], costs)
+            for transfers in rounds_of(signature.inputs[number], near, mine, wanted):
+                seconds, axis = _round_seconds(transfers, near, mesh, SIZES[type.dtype], costs)
                 found[axis] = found.get(axis, 0.0) + seconds
     return tuple(sorted(found.items()))
 
@@ -49,11 +52,11 @@ def border_seconds(borders: Sequence[tuple[int, float]]) -> float:
 
 
 def _round_seconds(
-    transfers: tuple[Transfer, ...], mesh: Mesh, item_bytes: int, costs: CollectiveCosts
+    transfers: tuple[Transfer, ...], near: Mesh, mesh: Mesh, item_bytes: int, costs: CollectiveCosts
 ) -> tuple[float, int]:
     """Seconds, and the mesh axis that takes them."""
     size = item_bytes * max(math.prod(one.box.shape) for one in transfers)
-    places = list(mesh.coordinates())
+    places = list(near.coordinates())
     one = transfers[0]
     return max(
         (costs.collective_seconds("all_gather", mesh, axis, size * mesh.shape[axis]) / (mesh.shape[axis] - 1), axis)

@@ -103,6 +103,7 @@ def search(
         if cutoff is not None and bound > cutoff:
             raise Outbid(bound)
 
+    started = time.monotonic()
     boxing = BoxingTable(mesh, costs)
     strategies = Strategies(graph, mesh, costs, boxing, restriction, least_fill)
     formulation = formulate(strategies, memory_limit)
@@ -114,7 +115,8 @@ def search(
         return _choice_under_a_style(formulation, costs, boxing, restriction, least_fill, limits)
 
     limit, bound, least_peak = memory_limit, None, 1 << 62
-    deadline = time.monotonic() + limits.time_limit
+    # However long the problem took to build, it is worth a try.
+    deadline = max(started + limits.time_limit, time.monotonic() + limits.time_limit / 4)
     for _ in range(_MEMORY_ROUNDS):
         problem = formulation.problem.with_limit(limit)
         left = replace(limits, time_limit=max(deadline - time.monotonic(), 0.01))

@@ -306,12 +306,13 @@ class Operator:
         if self._reads is None:
             return kernel
         held, read = [], []
-        for place in product(*map(range, mesh_shape)):
+        shape = rule.border_shape(signature, mesh_shape)
+        for place in product(*map(range, shape)):
             mine, made = rule.shards(signature, mesh_shape, place)
             held.append(mine)
             read.append(self.read_boxes(attributes, mine, made))
         item_bytes = [SIZES[type.dtype] for type in types]
-        return fetched_bytes(signature.inputs, Mesh(tuple(mesh_shape)), held, read, item_bytes, kernel)
+        return fetched_bytes(signature.inputs, Mesh(shape), held, read, item_bytes, kernel)
 
     def product_sizes(
         self,

@@ -235,6 +235,20 @@ class BoundRule:
         name = self.factors[number].follows
         return number if name is None else next(n for n, factor in enumerate(self.factors) if factor.name == name)
 
+    def border_shape(self, signature: Signature, mesh_shape: Sequence[int]) -> tuple[int, ...]:
+        """The mesh's shape with 1 for the axes along which ranks surely hold what they read.
+
+        Only an axis that splits a dimension which others follow has borders. Along the other axes the first rank, whose
+        shards are the largest, stands for all.
+        """
+        leaders = {factor.follows for factor in self.factors}
+        sizes = {factor.name: factor.size for factor in self.factors}
+        numbers = [self._split_factor(signature, axis, sizes) for axis in range(len(mesh_shape))]
+        return tuple(
+            parts if number is not None and self.factors[number].name in leaders else 1
+            for number, parts in zip(numbers, mesh_shape)
+        )
+
     def shards(
         self, signature: Signature, mesh_shape: Sequence[int], coordinate: Sequence[int]
     ) -> tuple[tuple[Shard, ...], tuple[Shard, ...]]:
