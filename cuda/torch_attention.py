@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sbp.cuda.torch_types import widen
 
-Tensor = torch.Tensor
 aten = torch.ops.aten
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sbp.cuda.torch_types import widen
-
-Tensor = torch.Tensor
 
 
 def expert_slots(xp, expert, *, experts, capacity):

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from sbp.cuda import torch_attention, torch_experts, torch_losses, torch_random, torch_scans, torch_views
 from sbp.cuda.torch_types import torch_dtype, widen
-
-Tensor = torch.Tensor
 
 
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:

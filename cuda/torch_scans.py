@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
-
-Tensor = torch.Tensor
 
 
 def cummax(xp, x, *, axis):

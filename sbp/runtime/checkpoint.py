@@ -215,7 +215,7 @@ def _places(text: str) -> dict[str, Any]:
 
 
 def _checksum(array: numpy.ndarray) -> int:
-    return zlib.crc32(memoryview(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)))
+    return zlib.crc32(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
