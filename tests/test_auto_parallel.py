@@ -1,6 +1,7 @@
 """`auto_parallel` end to end: optimal, within memory, never worse than a baseline, equal from run to run."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,13 +11,16 @@ from sbp.layout import Broadcast, Layout, Split
 from sbp.mesh import Mesh
 from sbp.models import TINY, build
 from sbp.optim import SGD
+from sbp.planner import search as search_module
 from sbp.planner.auto_parallel import auto_parallel
 from sbp.planner.baselines import compare
 from sbp.planner.cluster import Cluster
+from sbp.planner.cost import as_cost_model
 from sbp.planner.meshes import candidate_meshes
 from sbp.planner.plan import Plan
 from sbp.planner.search import objective_seconds
-from sbp.planner.solver import Status
+from sbp.planner.solver import Limits, Status
+from sbp.planner.workload import workload
 
 GPT = "tiny-gpt2"
 
@@ -305,3 +309,25 @@ def test_three_axes():
     )
     assert plan.status is Status.OPTIMAL
     assert plan.verify().passed
+
+
+@pytest.mark.parametrize(("building", "left"), [(0.0, 40.0), (15.0, 25.0), (100.0, 10.0)])
+def test_building_a_problem_counts_in_the_time_limit(building, left, monkeypatch):
+    """By a clock that stands still but while the problem is built."""
+    now, given = [0.0], []
+    formulate, solve = search_module.formulate, search_module.solve
+
+    def slowly(*arguments):
+        now[0] += building
+        return formulate(*arguments)
+
+    def noting(problem, limits, **options):
+        given.append(limits.time_limit)
+        return solve(problem, limits, **options)
+
+    monkeypatch.setattr(search_module, "formulate", slowly)
+    monkeypatch.setattr(search_module, "solve", noting)
+    monkeypatch.setattr(search_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    graph = workload("tiny-mlp", 4, batch=8).graph
+    search_module.search(graph, Mesh((4,)), as_cost_model(Cluster.preset("cpu")), None, Limits(40.0))
+    assert given[0] == left

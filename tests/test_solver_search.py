@@ -336,6 +336,7 @@ def test_a_reproducible_result_does_not_depend_on_the_pace_of_the_machine(pace, 
         second = solve(problem, Limits(2000.0, 2, 0))
         assert first.status is second.status is Status.OPTIMAL
         assert first.statistics["reproducible"]
+        assert second.statistics["reproducible"] or pace > 1.0
         if second.statistics["reproducible"]:
             assert np.array_equal(first.choice, second.choice)
 

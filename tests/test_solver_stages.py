@@ -284,8 +284,7 @@ def test_plain_solvers_agree(name):
         assert (None if result.choice is None else result.objective) == best
 
 
-def test_a_process_is_ended_at_its_limit():
-    """A program far too large for the limit comes back without a result, and the next one is solved."""
+def hard_problem():
     random = np.random.default_rng(0)
     builder = ProblemBuilder()
     for _ in range(70):
@@ -293,15 +292,31 @@ def test_a_process_is_ended_at_its_limit():
     for first, second in itertools.combinations(range(70), 2):
         if random.random() < 0.2:
             builder.add_edge(first, second, random.integers(0, 10**6, (12, 12)))
+    return builder.build()
+
+
+@pytest.mark.parametrize("name", [name for name in solvers() if name != "sbp"])
+def test_plain_solvers_that_run_out_of_time_prove_nothing(name):
+    if name == "toulbar2":
+        pytest.importorskip("pytoulbar2", reason="pytoulbar2 is not installed")
+    problem = hard_problem()
+    result = solvers()[name].solve(problem, Limits(3.5, 1))
+    assert result.status in (Status.FEASIBLE, Status.TIME_LIMIT)
+    assert result.lower_bound < result.objective
+
+
+def test_a_process_is_ended_at_its_limit():
+    """A program far too large for the limit comes back without a result, and the next one is solved."""
+    problem = hard_problem()
     process = IlpProcess()
     try:
-        hard = process.solve(whole_core(scaled(builder.build())), 0.5)
+        hard = process.solve(whole_core(scaled(problem)), 0.5)
         assert not hard.finished
         easy = small_problem(1, forbidden=0.0)
         assert whole_core(scaled(easy)).cost(process.solve(whole_core(scaled(easy)), 30.0).choice) == optimum(easy)
         calls = []
         stopped = process.solve(
-            whole_core(scaled(builder.build())), 30.0, lambda seconds: calls.append(seconds) or False
+            whole_core(scaled(problem)), 30.0, lambda seconds: calls.append(seconds) or False
         )
         assert not stopped.finished and len(calls) == 1
     finally:

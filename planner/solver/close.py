@@ -375,10 +375,10 @@ def _integer_program(
             finally:
                 if state.search is not None:
                     state.search.state = state
-            if not result.finished:
-                state.clock.feel()
             if not result.finished or state.annealing is not None:
                 state.adopt(aside, "lns" if state.annealing is None else "anneal")
+    if not result.finished:
+        state.clock.feel()
     if result.choice is not None:
         state.offer_core(reduction, result.choice, "ilp")
     elif result.finished and cutoff is None:
