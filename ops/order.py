@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import setitem
 from typing import Any
 
 from sbp.dtype import is_floating
@@ -211,15 +213,19 @@ def argsort(x: Any, axis: int = -1, descending: bool = False) -> Any:
 # -- writing into places -----------------------------------------------------------------------------------------------
 
 
-def _scatter_rule(
-    x: tuple[int, ...], index: tuple[int, ...], source: tuple[int, ...], *, axis: int, offset: int
-) -> str:
-    if not len(x) == len(index) == len(source):
-        raise RuleError(f"x {list(x)}, index {list(index)} and source {list(source)} must have as many dimensions")
-    at = normal_axis(axis, len(x))
-    wide = " ".join("v" if number == at else f"d{number}" for number in range(len(x)))
-    narrow = " ".join("k^" if number == at else f"d{number}" for number in range(len(x)))
-    return f"{wide}, {narrow}, {narrow} -> {wide}"
+def scatter_rule(mark: str) -> Callable[..., str]:
+    """The rule of writing a source into x along one dimension, that of the source marked as the writing reduces it."""
+
+    def rule(x: tuple[int, ...], index: tuple[int, ...], source: tuple[int, ...], *, axis: int, offset: int) -> str:
+        if not len(x) == len(index) == len(source):
+            raise RuleError(f"x {list(x)}, index {list(index)} and source {list(source)} must have as many dimensions")
+        at = normal_axis(axis, len(x))
+        wide, narrow = (
+            " ".join(name if number == at else f"d{number}" for number in range(len(x))) for name in ("v", f"k{mark}")
+        )
+        return f"{wide}, {narrow}, {narrow} -> {wide}"
+
+    return rule
 
 
 def scatter_type(x: TensorType, index: TensorType, source: TensorType, **attributes: Any) -> str:
@@ -229,9 +235,8 @@ def scatter_type(x: TensorType, index: TensorType, source: TensorType, **attribu
     return x.dtype
 
 
-@operator(_scatter_rule, linear="x source", monotone="x source|x|source", dtype=scatter_type)
-def scatter(xp, x, index, source, *, axis=-1, offset=0):
-    """x with `source` written where `index` says along one dimension; places must differ, others are left out."""
+def scattered(xp: Any, put: Callable, x: Any, index: Any, source: Any, axis: int, offset: int) -> Any:
+    """A copy of x after `put(rows, places, values)` has written the source where the index says, inside of x."""
     size = x.shape[axis]
     out = xp.moveaxis(x, axis, -1).copy()
     index, source = xp.moveaxis(index, axis, -1) - offset, xp.moveaxis(source, axis, -1)
@@ -239,9 +244,15 @@ def scatter(xp, x, index, source, *, axis=-1, offset=0):
         rows, width = out.reshape(-1, size), index.shape[-1]
         index, source = index.reshape(-1, width), source.reshape(-1, width)
         row, column = xp.nonzero((index >= 0) & (index < size))
-        rows[row, index[row, column]] = source[row, column]
+        put(rows, (row, index[row, column]), source[row, column])
         out = rows.reshape(out.shape)
     return xp.moveaxis(out, -1, axis)
+
+
+@operator(scatter_rule("^"), linear="x source", monotone="x source|x|source", dtype=scatter_type)
+def scatter(xp, x, index, source, *, axis=-1, offset=0):
+    """x with `source` written where `index` says along one dimension; places must differ, others are left out."""
+    return scattered(xp, setitem, x, index, source, axis, offset)
 
 
 scatter.flops = lambda: 0

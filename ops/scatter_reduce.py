@@ -15,53 +15,30 @@ from sbp.ops.comparison import equal, less_number, logical_not, masked_fill
 from sbp.ops.constant import full
 from sbp.ops.elementwise import add, cast, clamp, div, mul, shift
 from sbp.ops.embedding import take_along, take_along_backward
-from sbp.ops.order import scatter_type
+from sbp.ops.order import scatter_rule, scatter_type, scattered
 from sbp.ops.views import normal_axis
-
-
-def _pattern(mark: str) -> Any:
-    def rule(x: tuple[int, ...], index: tuple[int, ...], source: tuple[int, ...], *, axis: int, offset: int) -> str:
-        at = normal_axis(axis, len(x))
-        if not len(x) == len(index) == len(source):
-            raise RuleError(f"takes operands of as many dimensions, got {list(x)}, {list(index)}, {list(source)}")
-        wide, narrow = (
-            " ".join(name if number == at else f"d{number}" for number in range(len(x))) for name in ("v", f"k{mark}")
-        )
-        return f"{wide}, {narrow}, {narrow} -> {wide}"
-
-    return rule
-
-
-def _written(xp: Any, larger: Any, x: Any, index: Any, source: Any, axis: int, offset: int) -> Any:
-    size = x.shape[axis]
-    out = xp.moveaxis(x, axis, -1).copy()
-    index, source = xp.moveaxis(index, axis, -1) - offset, xp.moveaxis(source, axis, -1)
-    if out.size and index.size:
-        rows, width = out.reshape(-1, size), index.shape[-1]
-        index, source = index.reshape(-1, width), source.reshape(-1, width)
-        row, column = xp.nonzero((index >= 0) & (index < size))
-        larger.at(rows, (row, index[row, column]), source[row, column])
-        out = rows.reshape(out.shape)
-    return xp.moveaxis(out, -1, axis)
-
 
 _SCATTERED = ("x source", "x", "source")
 
 
 @operator(
-    _pattern(">"), passes=(*((group, "max", "max") for group in _SCATTERED), ("x", "min", "min")), dtype=scatter_type
+    scatter_rule(">"),
+    passes=(*((group, "max", "max") for group in _SCATTERED), ("x", "min", "min")),
+    dtype=scatter_type,
 )
 def scatter_max(xp, x, index, source, *, axis=-1, offset=0):
     """The larger of x and all of `source` that `index` puts there along one dimension; places outside are left out."""
-    return _written(xp, xp.maximum, x, index, source, axis, offset)
+    return scattered(xp, xp.maximum.at, x, index, source, axis, offset)
 
 
 @operator(
-    _pattern("<"), passes=(*((group, "min", "min") for group in _SCATTERED), ("x", "max", "max")), dtype=scatter_type
+    scatter_rule("<"),
+    passes=(*((group, "min", "min") for group in _SCATTERED), ("x", "max", "max")),
+    dtype=scatter_type,
 )
 def scatter_min(xp, x, index, source, *, axis=-1, offset=0):
     """The smaller of x and all of `source` that `index` puts there along one dimension; places outside are left out."""
-    return _written(xp, xp.minimum, x, index, source, axis, offset)
+    return scattered(xp, xp.minimum.at, x, index, source, axis, offset)
 
 
 def _extremum(op: Operator) -> None:
