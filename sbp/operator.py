@@ -31,7 +31,7 @@ from typing import Any
 from sbp.borders import fetched_bytes
 from sbp.dtype import SIZES, dtype_named
 from sbp.errors import GraphError, RuleError
-from sbp.layout import Shard
+from sbp.layout import Layout, Shard
 from sbp.mesh import Mesh
 from sbp.rule import BoundRule, Passing, Rule, Signature, bind, parse_rule
 
@@ -337,8 +337,8 @@ class Operator:
         mesh_shape: Sequence[int],
     ) -> Attributes:
         """What `flops`, `traffic` and `workspace` may name."""
-        local = [math.prod(layout.local_shape(t.shape, mesh_shape)) for layout, t in zip(signature.inputs, types)]
-        made = [math.prod(layout.local_shape(t.shape, mesh_shape)) for layout, t in zip(signature.outputs, outputs)]
+        local = _local_elements(signature.inputs, types, mesh_shape)
+        made = _local_elements(signature.outputs, outputs, mesh_shape)
         counts = {"elements": max((*local, *made)), "elements_out": sum(made)}
         return {**counts, **self.complete(attributes), **rule.local_sizes(signature, mesh_shape)}
 
@@ -352,8 +352,8 @@ class Operator:
         mesh_shape: Sequence[int],
     ) -> tuple[float, float]:
         """FLOP, and bytes read and written, by the rank with the largest shards under a signature."""
-        local = [math.prod(layout.local_shape(t.shape, mesh_shape)) for layout, t in zip(signature.inputs, types)]
-        made = [math.prod(layout.local_shape(t.shape, mesh_shape)) for layout, t in zip(signature.outputs, outputs)]
+        local = _local_elements(signature.inputs, types, mesh_shape)
+        made = _local_elements(signature.outputs, outputs, mesh_shape)
         values: Attributes | None = None
         if self.flops is not None or self.traffic is not None:
             values = self._sizes(rule, types, outputs, attributes, signature, mesh_shape)
@@ -476,6 +476,11 @@ def parse_type(text: str) -> TensorType:
     if match is None:
         raise GraphError(f"{text!r} is not a tensor type; write it as f32[4,6].")
     return TensorType(tuple(int(size) for size in match[2].split(",") if size.strip()), match[1])
+
+
+def _local_elements(layouts: Sequence[Layout], types: Sequence[TensorType], mesh_shape: Sequence[int]) -> list[int]:
+    """Elements of each tensor on the rank with the largest shards."""
+    return [math.prod(layout.local_shape(t.shape, mesh_shape)) for layout, t in zip(layouts, types)]
 
 
 def _named_call(function: Callable, values: Mapping[str, Any]) -> Any:
