@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sbp.errors import ClusterError
-from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster, Tier
 
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
@@ -191,15 +190,7 @@ def _start(kind: str, group: Placement) -> tuple[float, float]:
 
 def _slopes(group: Placement) -> dict[str, float]:
     """Seconds per byte by kind: what the slowest tier needs, of an all-reduce if every switch sums that can."""
-    slopes = dict.fromkeys(PASSES, 0.0)
-    for _, needed in _needs(group):
-        slopes = {kind: max(slope, needed[kind]) for kind, slope in slopes.items()}
-    return slopes
-
-
-def _needs(group: Placement) -> list[tuple[str, dict[str, float]]]:
-    """Per tier, by kind, for how many seconds a byte of payload keeps its links busy."""
-    found, stripes = [], 1
+    slopes, stripes = dict.fromkeys(PASSES, 0.0), 1
     for meeting in group.meetings:
         tier, members = meeting.tier, meeting.most
         share = (group.size - 1) / group.size / stripes / meeting.ring_links
@@ -209,38 +200,9 @@ def _needs(group: Placement) -> list[tuple[str, dict[str, float]]]:
             "all_to_all": meeting.reach / group.size / meeting.member_links / tier.exchange_bandwidth(members),
             "all_reduce": 2 * share / tier.bandwidth(members, all_reduce=True),
         }
-        found.append((tier.name, needed))
+        slopes = {kind: max(slope, needed[kind]) for kind, slope in slopes.items()}
         stripes *= meeting.fewest
-    return found
-
-
-def together_seconds(cluster: Cluster, calls: Iterable[tuple[str, Mesh, int, float]]) -> float:
-    """Time until collectives of different mesh axes, all started at once, are done.
-
-    Each takes at least its own time. Where they cross the same tier, which every rank's link belongs to, they also take
-    what they keep those links busy for, one after the other, and the longest start among them.
-
-    Parameters
-    ----------
-    calls
-        (kind, mesh, mesh axis, payload in bytes per rank); groups of one rank and empty payloads do not count.
-    """
-    alone, starts = 0.0, 0.0
-    busy: dict[str, float] = {}
-    for kind, mesh, axis, payload in calls:
-        if mesh.shape[axis] == 1 or payload <= 0:
-            continue
-        groups = set(placements(cluster, mesh.groups(axis)))
-        terms = [collective_terms(kind, group) for group in groups]
-        alone = max(alone, *(term.seconds(payload) for term in terms))
-        starts = max(starts, *(term.constant for term in terms))
-        needs: dict[str, float] = {}
-        for group in groups:
-            for tier, needed in _needs(group):
-                needs[tier] = max(needs.get(tier, 0.0), needed[kind] * payload)
-        for tier, seconds in needs.items():
-            busy[tier] = busy.get(tier, 0.0) + seconds
-    return max(alone, starts + max(busy.values(), default=0.0))
+    return slopes
 
 
 def transfer_seconds(cluster: Cluster, source_rank: int, target_rank: int, bytes: float, sharing: int = 1) -> float:

@@ -5,20 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_clusters import clusters, placed
+from random_clusters import clusters
 
 from sbp.errors import ClusterError
 from sbp.mesh import Mesh
 from sbp.planner.cluster import Cluster, Device, Tier
-from sbp.planner.collective import (
-    placements,
-    stage_transfer_seconds,
-    together_seconds,
-    transfer_seconds,
-    transfers_seconds,
-)
+from sbp.planner.collective import placements, stage_transfer_seconds, transfer_seconds, transfers_seconds
 from sbp.planner.cost import AnalyticCostModel
-from sbp.planner.physical import COLLECTIVES
 
 DEVICE = Device("Chip", {"f32": 1e13}, 2**34, 1e12)
 BUS = Tier("bus", 4, 1e-5, 1e11, 1.0, hop_seconds=1e-6)
@@ -101,30 +94,6 @@ def test_crowds_are_counted_where_groups_lie_unevenly():
     shares = [[(m.tier.name, m.ring_links, m.member_links) for m in place.meetings] for place in found]
     assert shares[0] == [("bus", 1.0, 1.0)]
     assert shares[1] == [("bus", 1.0, 1.0), ("net", 1 / 2, 1 / 4)]
-
-
-def test_collectives_of_two_axes_share_the_cards_they_both_cross():
-    mesh, payload = Mesh((2, 2, 4)), 1e8  # axes 0 and 1 cross nodes, axis 2 stays inside
-    wire, start = 1 / 2 * payload / 1e10, 2.3e-5
-    one, other, inner = (("all_gather", mesh, axis, payload) for axis in range(3))
-    assert together_seconds(LAB, [one]) == pytest.approx(start + wire)
-    assert together_seconds(LAB, [one, other]) == pytest.approx(start + 2 * wire)
-    assert together_seconds(LAB, [one, inner]) == pytest.approx(start + wire)
-    assert together_seconds(ONE_CARD, [one, other]) == pytest.approx(start + 2 * 4 * wire)
-    assert together_seconds(LAB, [one, ("all_gather", mesh, 1, 0.0)]) == together_seconds(LAB, [one])
-    assert together_seconds(LAB, []) == 0.0
-
-
-@given(placed(), st.lists(st.tuples(st.sampled_from(COLLECTIVES), st.integers(0, 2), st.floats(0, 1e12)), max_size=4))
-def test_together_is_between_the_longest_and_the_sum(where, drawn):
-    cluster, mesh, _ = where
-    model = AnalyticCostModel(cluster)
-    calls = [(kind, mesh, axis % mesh.ndim, payload) for kind, axis, payload in drawn]
-    each = [model.collective_seconds(*call) for call in calls]
-    together = together_seconds(cluster, calls)
-    assert max(each, default=0.0) <= together * (1 + 1e-12)
-    assert together <= sum(each) * (1 + 1e-9)
-    assert together_seconds(cluster, calls[1:]) <= together
 
 
 @given(clusters(), st.data(), st.floats(0, 1e12), st.floats(1, 100), st.integers(1, 9))
