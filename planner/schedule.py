@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from sbp.errors import PipelineError
-from sbp.planner.pipeline import PHASES
+from sbp.planner.pipeline import PHASES, check_whole
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 """What `schedule_named` knows."""
@@ -249,8 +249,7 @@ def _checked(
         chunks = number
     chunks = 1 if chunks is None else chunks
     for what, value in (("stages", stages), ("chunks", chunks), ("micro_batches", micro_batches)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise PipelineError(f"schedule {name}: {what} must be a whole number of at least 1, got {value!r}.")
+        check_whole(f"schedule {name}", what, value, 1)
     if chunks > 1 and base not in ("gpipe", "interleaved"):
         raise PipelineError(f"schedule {name} has one chunk per stage, not {chunks}; use interleaved:{chunks}.")
     if phases not in (PHASES[:1], TRAINING, PHASES):

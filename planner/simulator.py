@@ -118,10 +118,6 @@ class SimulatedStep:
         """What communication adds to the step: step less compute-only step."""
         return self.step_seconds - self.compute_only_seconds
 
-    def seconds_without(self, streams: Collection[str]) -> float:
-        """Length of the step, with the same orders, if everything on some link streams were free."""
-        return simulate(without(self.pipeline, streams), self.schedule).step_seconds
-
     def path_seconds(self) -> dict[str, float]:
         """The critical path by stream; its entries add up to the step."""
         lengths = (self.events.stop - self.events.start)[self.critical_path]

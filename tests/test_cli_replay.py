@@ -73,7 +73,7 @@ def test_equal_words_give_equal_data(capsys):
         (["--hidden", str(1 << 38)], "2**60 bytes"),
         (["--tp", "8", "--heads", "4"], "tp 8 does not divide the 4 heads"),
         (["--cp", "3"], "does not divide into 3 parts"),
-        (["--schedule", "interleaved:0"], "chunks must be a whole number of at least 1"),
+        (["--schedule", "interleaved:0"], "only interleaved takes a number, of chunks"),
         (["--schedule", "1f1b:3"], "only interleaved takes a number"),
         (["--model", "llama", "--kv-heads", "32"], "num_kv_heads 32"),
     ],

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sbp.errors import PlanError
+from sbp.errors import PipelineError, PlanError
 from sbp.models.bert import BertConfig
 from sbp.models.gpt import GPTConfig
 from sbp.models.llama import LlamaConfig
 from sbp.planner.cluster import Cluster
 from sbp.planner.frameworks import Framework
+from sbp.planner.schedule import chunks_named
 
 ModelConfig = GPTConfig | LlamaConfig | BertConfig
 
-FAMILIES = {"gpt": GPTConfig, "llama": LlamaConfig, "bert": BertConfig}
 RECOMPUTE = ("none", "selective", "full")
 MOST, MOST_RANKS, MOST_SEGMENTS = 1 << 40, 1 << 18, 1 << 20
 """The largest size of a model or batch, the most ranks, and the most segments that are simulated: beyond these a typing
@@ -89,12 +89,10 @@ class Configuration:
                 raise PlanError(
                     f"replay: {name} must be one of {', '.join(map(str, known))}, got {getattr(self, name)!r}."
                 )
-        kind, _, number = self.schedule.partition(":")
-        if kind not in ("1f1b", "gpipe", "interleaved", "zero-bubble") or (number and not number.isdecimal()):
-            raise PlanError(
-                f"replay: no schedule is called {self.schedule!r}; known are 1f1b, gpipe, interleaved:2 (or another "
-                "number of chunks per stage) and zero-bubble."
-            )
+        try:
+            chunks_named(self.schedule)
+        except PipelineError as error:
+            raise PlanError(f"replay: {error}") from None
 
     def _check_sizes(self) -> None:
         model = self.model
@@ -161,8 +159,7 @@ class Configuration:
     @property
     def chunks(self) -> int:
         """Chunks per stage."""
-        kind, _, number = self.schedule.partition(":")
-        return int(number or 2) if kind == "interleaved" else 1
+        return chunks_named(self.schedule) or (2 if self.schedule == "interleaved" else 1)
 
     @property
     def micro_batches(self) -> int:

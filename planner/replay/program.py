@@ -12,21 +12,18 @@ from functools import lru_cache
 
 from sbp.graph import Graph
 from sbp.mesh import Mesh
-from sbp.models.bert import BertConfig
-from sbp.models.gpt import GPTConfig
 from sbp.models.llama import LlamaConfig
 from sbp.planner.boxing import BoxingTable
 from sbp.planner.cluster import Cluster, Device, Tier
 from sbp.planner.cost import AnalyticCostModel
 from sbp.planner.decisions import Decisions
 from sbp.planner.lowering import lower
+from sbp.planner.replay.configuration import ModelConfig
 from sbp.planner.replay.extraction import Program, extract
 from sbp.planner.replay.layouts import MegatronLayouts
 from sbp.planner.search import search
 from sbp.planner.solver import Limits
 from sbp.planner.workload import workload
-
-ModelConfig = GPTConfig | LlamaConfig | BertConfig
 
 _LAYOUT_CLUSTER = Cluster(
     "layouts", Device("any", (("f32", 1e14),), 1 << 60, 1e12), 1, 1, (Tier("any", None, 1e-5, 1e11),)

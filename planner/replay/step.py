@@ -316,8 +316,3 @@ def closed_form_seconds(pipeline: Pipeline) -> float:
     fill = (math.fsum(work) + math.fsum(sends)) / stages * (stages - 1) / chunks
     once = max((math.fsum(task.seconds for task in segment.tasks) for segment in pipeline.after), default=0.0)
     return pipeline.micro_batches * busy + fill + once
-
-
-def with_constants(run: Configuration, **changes: object) -> Configuration:
-    """The configuration with other framework traits; for fits."""
-    return replace(run, framework=replace(run.framework, **changes))  # type: ignore[arg-type]
