@@ -196,7 +196,8 @@ def _line(summary: Summary) -> str:
         return "-" if value is None else f"{100 * value:{sign}.1f} %"
 
     name = " ".join(summary.name.split())
-    name = name if len(name) <= 50 else name[:47] + "..."
+    # Sources of one publication begin alike: their ends tell them apart.
+    name = name if len(name) <= 50 else f"{name[:22]}...{name[-25:]}"
     return (
         f"  {name:50s} {summary.rows:5d} {summary.replayed:8d} {percent(summary.mean_absolute):>12s} "
         f"{percent(summary.median_absolute):>7s} {percent(summary.bias, '+'):>7s} {percent(summary.baseline):>8s} "
