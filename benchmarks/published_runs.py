@@ -122,7 +122,10 @@ class Predictor:
 
 def fit(groups: Mapping[str, Sequence[tuple[str, float, float]]], sets: Mapping[str, Sequence[Row]], most: int = 200):
     """Constants that make the robust (soft L1) error of log times least, a group after the other; sets weigh alike."""
-    from scipy.optimize import least_squares
+    try:
+        from scipy.optimize import least_squares
+    except ModuleNotFoundError:
+        raise SystemExit("--fit needs SciPy; install it with `pip install scipy`.") from None
 
     found: dict[str, float] = {}
     for group, constants in groups.items():
