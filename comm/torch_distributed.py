@@ -74,10 +74,11 @@ class TorchCommunicator:
         self._rank = self.ranks[0]
         self._overlap = overlap
         self._global = [int(rank) for rank in device_mesh.mesh.flatten()]
+        # With the groups of others too, so that every process knows alike which are made.
         self._made: dict[tuple[int, ...], Any] = {}
         for axis in range(mesh.ndim):
-            members = next(group for group in mesh.groups(axis) if self._rank in group)
-            self._made.setdefault(members, device_mesh.get_group(axis))
+            for group in mesh.groups(axis):
+                self._made.setdefault(group, device_mesh.get_group(axis) if self._rank in group else None)
         self._reduce = {
             "sum": self._dist.ReduceOp.SUM, "max": self._dist.ReduceOp.MAX, "min": self._dist.ReduceOp.MIN
         }  # fmt: skip
@@ -90,10 +91,10 @@ class TorchCommunicator:
     def all_reduce(self, arrays: Mapping[int, Array], groups: Groups, reduce: str) -> dict[int, Array]:
         """P -> B."""
         group, members = self._among(groups)
-        if not members:
-            return {}
+        if len(members) < 2:
+            return {rank: arrays[rank] for rank in members}
         tensor = arrays[self._rank]
-        if len(members) == 1 or not tensor.numel():
+        if not tensor.numel():
             return {self._rank: tensor}
         kind, out = tensor.dtype, _countable(tensor).clone(memory_format=_contiguous())
         work = self._dist.all_reduce(out, op=self._reduce[reduce], group=group, async_op=True)
@@ -102,11 +103,9 @@ class TorchCommunicator:
     def all_gather(self, arrays: Mapping[int, Array], groups: Groups, axis: int, sizes: Sizes) -> dict[int, Array]:
         """S(axis) -> B. Uneven shards travel padded to the largest."""
         group, members = self._among(groups)
-        if not members:
-            return {}
+        if len(members) < 2:
+            return {rank: arrays[rank] for rank in members}
         tensor, here = arrays[self._rank], sizes[groups.index(members)]
-        if len(members) == 1:
-            return {self._rank: tensor}
         most = max(here)
         sent = _padded(tensor.movedim(axis, 0), most)
         out = sent.new_empty((len(here) * most, *sent.shape[1:]))
@@ -128,11 +127,9 @@ class TorchCommunicator:
     ) -> dict[int, Array]:
         """P -> S(axis). Uneven chunks travel padded to the largest."""
         group, members = self._among(groups)
-        if not members:
-            return {}
+        if len(members) < 2:
+            return {rank: arrays[rank] for rank in members}
         tensor, here = arrays[self._rank], sizes[groups.index(members)]
-        if len(members) == 1:
-            return {self._rank: tensor}
         torch, most, mine = _torch(), max(here), here[members.index(self._rank)]
         kind, rows = tensor.dtype, _countable(tensor).movedim(axis, 0)
         parts = [_padded(part, most) for part in rows.split(list(here))]
@@ -158,11 +155,9 @@ class TorchCommunicator:
     ) -> dict[int, Array]:
         """S(source_axis) -> S(target_axis)."""
         group, members = self._among(groups)
-        if not members:
-            return {}
+        if len(members) < 2:
+            return {rank: arrays[rank] for rank in members}
         tensor = arrays[self._rank]
-        if len(members) == 1:
-            return {self._rank: tensor}
         torch, number, position = _torch(), groups.index(members), members.index(self._rank)
         blocks = tensor.split(list(target_sizes[number]), dim=target_axis)
         shapes = []
@@ -235,16 +230,12 @@ class TorchCommunicator:
 
     def _among(self, groups: Groups) -> tuple[Any, tuple[int, ...]]:
         """This rank's process group and its members; (None, ()) if it is in none."""
+        for group in groups:
+            if len(group) > 1 and group not in self._made:
+                # Every process must take part in making every group, in one order.
+                self._made[group] = self._dist.new_group([self._global[rank] for rank in group])
         members = next((group for group in groups if self._rank in group), ())
-        if not members or len(members) == 1:
-            return None, members
-        if members not in self._made:
-            # Every process must take part in making every group, in one order.
-            for group in groups:
-                made = self._dist.new_group([self._global[rank] for rank in group])
-                if group == members:
-                    self._made[members] = made
-        return self._made[members], members
+        return (self._made[members] if len(members) > 1 else None), members
 
     def _result(self, work: Any, finish: Callable[[], Any], sent: Any) -> dict[int, Array]:
         def keep_sent() -> Any:

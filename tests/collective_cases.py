@@ -135,4 +135,11 @@ def check_point_to_point(communicator: Any, to_array: Callable[[Any], Any] = num
         made = communicator.permute(arrays, [(size - 1, 0)], {0: (size,)}, "int32")
         assert sorted(made) == [rank for rank in communicator.ranks if rank == 0]
         assert all((numpy.asarray(array) == size - 1).all() for array in made.values())
+    if size > 2:  # groups that no mesh axis has, of some ranks only and of different sizes
+        arrays = {rank: to_array(numpy.full((3,), float(rank))) for rank in communicator.ranks}
+        for groups in (((0, size - 1),), ((1,), (0, *range(2, size)))):
+            made = communicator.all_reduce(arrays, groups, "sum")
+            expected = {rank: sum(group) for group in groups for rank in group}
+            assert sorted(made) == [rank for rank in communicator.ranks if rank in expected]
+            assert all((numpy.asarray(array) == expected[rank]).all() for rank, array in made.items())
     communicator.barrier()
