@@ -24,11 +24,12 @@ from sbp.passes.recompute import block_of
 from sbp.planner.auto_parallel import auto_parallel
 from sbp.planner.cluster import Cluster
 from sbp.planner.physical import Compute
+from sbp.planner.places import FORWARD
 from sbp.planner.plan import Plan
 from sbp.planner.schedule import schedule_named
 from sbp.planner.simulator import simulate
 from sbp.planner.stage_pipeline import pipeline_of
-from sbp.planner.stages import FORWARD, StagedPlan, cut
+from sbp.planner.stages import StagedPlan, cut
 from sbp.planner.styles import DataParallel, Styles, TensorParallel
 from sbp.planner.timing import predict_timeline
 from sbp.runtime.actors import PipelineExecutor, PipelineStep

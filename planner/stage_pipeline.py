@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from sbp.planner.buffers import buffers_of
 from sbp.planner.physical import Compute
 from sbp.planner.pipeline import Pipeline, Segment, Task
+from sbp.planner.places import FORWARD, ONCE, Place
 from sbp.planner.schedule import Schedule
-from sbp.planner.stages import FORWARD, ONCE, Place, StagedPlan
+from sbp.planner.stages import StagedPlan
 from sbp.planner.timing import tasks_of
 
 

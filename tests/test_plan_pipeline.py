@@ -12,9 +12,10 @@ from sbp.planner.cluster import Cluster
 from sbp.planner.collective import transfers_seconds
 from sbp.planner.pipeline import COMPUTE, P2P, uniform_pipeline
 from sbp.planner.pipeline_file import save_pipeline
+from sbp.planner.places import ONCE
 from sbp.planner.plan_pipeline import plan_pipeline
 from sbp.planner.simulator import simulate
-from sbp.planner.stages import ONCE, cut
+from sbp.planner.stages import cut
 
 
 @pytest.fixture(scope="module")

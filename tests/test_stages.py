@@ -245,17 +245,17 @@ def test_layers_are_dealt_out_by_their_time():
     """The cut is the best of all cuts, by enumeration."""
     from itertools import combinations
 
-    from sbp.planner.stages import _shortest_cut
+    from sbp.planner.places import shortest_cut
 
     generator = numpy.random.default_rng(0)
     for _ in range(50):
         weights = generator.integers(1, 9, 7).astype(float).tolist()
         for count in (1, 2, 3, 7):
-            starts = _shortest_cut(weights, count)
+            starts = shortest_cut(weights, count)
             heaviest = max(sum(weights[a:b]) for a, b in zip(starts, [*starts[1:], 7]))
             every = ([0, *rest] for rest in combinations(range(1, 7), count - 1))
             assert heaviest == min(max(sum(weights[a:b]) for a, b in zip(s, [*s[1:], 7])) for s in every)
-    assert _shortest_cut([0.0] * 4, 2) == [0, 2]
+    assert shortest_cut([0.0] * 4, 2) == [0, 2]
 
 
 def test_first_layers_are_as_asked():

@@ -21,8 +21,9 @@ from typing import Any
 
 from sbp.cuda.interface import Backend
 from sbp.errors import PlanError, SbpError
+from sbp.planner.places import BACKWARD, FORWARD, ONCE, WEIGHT, Place
 from sbp.planner.schedule import Action, Credits, Schedule, describe, schedule_named
-from sbp.planner.stages import BACKWARD, FORWARD, ONCE, WEIGHT, Place, StagedPlan, Transfer
+from sbp.planner.stages import StagedPlan, Transfer
 from sbp.runtime.boxing import Local
 from sbp.runtime.executor import Executor, Table
 
