@@ -26,8 +26,9 @@ from sbp.report.layouts import layout_rows
 from sbp.report.naming import grouped_names
 from sbp.report.summary import summarize, to_json
 from sbp.report.tables import table
-from sbp.report.units import bytes_text, count_text, counted, seconds_text, share_text
+from sbp.report.units import bytes_text, count_text, seconds_text, share_text
 from sbp.rule import Signature
+from sbp.wording import counted
 
 
 def random_plan(model="tiny-gpt2", mesh=(2, 2), seed=0):

@@ -89,7 +89,7 @@ def _import_all(sources: tuple[str, ...]) -> list[str]:
 
 def _show(report: Report, reasons: bool, as_json: bool) -> None:
     from sbp.report.tables import table
-    from sbp.report.units import counted
+    from sbp.wording import counted
 
     rows: list[tuple[str, ...]] = []
     kinds: list[tuple[str, str]] = [("UNSOUND", "unsound"), ("MISSING", "missing")]

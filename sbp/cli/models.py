@@ -68,7 +68,8 @@ def models(
         return
     from sbp.report.naming import grouped_names, template_of
     from sbp.report.tables import table
-    from sbp.report.units import bytes_text, count_text, counted
+    from sbp.report.units import bytes_text, count_text
+    from sbp.wording import counted
 
     groups: dict[Any, list[str]] = {}
     for value in shown:

@@ -12,7 +12,8 @@ from sbp.report import text
 from sbp.report.colours import COLLECTIVES, KINDS, PHASES, sbp_colour
 from sbp.report.naming import grouped_names, template_of
 from sbp.report.summary import Summary, summarize
-from sbp.report.units import bytes_text, count_text, counted, seconds_text, share_text
+from sbp.report.units import bytes_text, count_text, seconds_text, share_text
+from sbp.wording import counted
 
 if TYPE_CHECKING:
     from sbp.graph import Graph

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sbp.report.summary import Summary, summarize
 from sbp.report.tables import table
-from sbp.report.units import bytes_text, count_text, counted, seconds_text, share_text
+from sbp.report.units import bytes_text, count_text, seconds_text, share_text
+from sbp.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from sbp.wording import counted as counted
-
 SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 BYTES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
 
