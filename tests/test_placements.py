@@ -93,3 +93,7 @@ def test_command(plan, tmp_path, capsys):
     assert run(["export", str(tmp_path / "plan.json"), "--format", "torch-json", "--out", str(out)]) == 0
     assert json.loads(out.read_text()) == plan.placements()
     assert run(["export", str(tmp_path / "plan.json"), "--format", "nemo"]) == 2
+    capsys.readouterr()
+    nowhere = str(tmp_path / "no" / "placements.json")
+    assert run(["export", str(tmp_path / "plan.json"), "--format", "torch-json", "--out", nowhere]) == 2
+    assert "make it first" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from sbp.cli import options
-from sbp.cli.output import print_json, progress
+from sbp.cli.output import check_writable, print_json, progress
 
 FORMATS = ("torch-json", "megatron", "torchtitan")
 
@@ -36,6 +36,8 @@ def export(plan_file: str, form: str, out: str | None, time_limit: float, as_jso
     """
     from sbp.planner.plan import Plan
 
+    if out is not None:
+        check_writable(out, f"the {form} setting" if form != "torch-json" else "the placements")
     plan = Plan.load(plan_file)
     if form == "torch-json":
         _write(plan.placements(), out)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sbp.cli import options
 from sbp.cli.output import print_json, tables
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
 @click.option("--cluster", required=True, metavar="PRESET-OR-FILE", help="See `sbp clusters`; sized by the ranks.")
 @click.option("--devices-per-node", type=click.IntRange(min=1), help="Default the cluster's own.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write the timeline for Perfetto.")
-@click.option("--json", "as_json", is_flag=True, help="Data in SI units on stdout.")
-def predict(trace: Path | None, as_json: bool, **options: Any) -> None:
+@options.json_option
+def predict(trace: Path | None, as_json: bool, **given: Any) -> None:
     """Predict step time, utilisation and peak memory of a training configuration.
 
     \b
@@ -64,7 +65,7 @@ def predict(trace: Path | None, as_json: bool, **options: Any) -> None:
     """
     from sbp.planner.replay import predict as predict_configuration
 
-    prediction = predict_configuration(_configuration(**options))
+    prediction = predict_configuration(_configuration(**given))
     if trace is not None:
         from sbp.planner.trace import save_trace
 

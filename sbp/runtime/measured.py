@@ -45,20 +45,20 @@ def mean_seconds(physical: PhysicalPlan, timelines: Iterable[Sequence[tuple[floa
 
     The mean and not the median, because times are added up to a step: what disturbs one operation in ten counts.
     """
-    kinds = [kind_of(operation, physical) for operation in physical.operations]
-    found: dict[Hashable, list[float]] = {}
-    for timeline in timelines:
-        for kind, (start, stop) in zip(kinds, timeline):
-            found.setdefault(kind, []).append(stop - start)
-    return {kind: fmean(seconds) for kind, seconds in found.items()}
+    return _mean_of_runs(physical, ((at, *times) for timeline in timelines for at, times in enumerate(timeline)))
 
 
 def mean_seconds_of_actors(physical: PhysicalPlan, steps: Iterable[PipelineStep]) -> dict[Hashable, float]:
     """The same of a cut plan's timed steps (`PipelineStep.timelines`): what kernels take while other stages work."""
-    runs = [ran for step in steps for timeline in step.timelines for ran in timeline]
+    return _mean_of_runs(physical, (ran for step in steps for timeline in step.timelines for ran in timeline))
+
+
+def _mean_of_runs(physical: PhysicalPlan, runs: Iterable[tuple[int, float, float]]) -> dict[Hashable, float]:
+    """Of (number of an operation, start, stop)."""
+    kinds = [kind_of(operation, physical) for operation in physical.operations]
     found: dict[Hashable, list[float]] = {}
     for at, start, stop in runs:
-        found.setdefault(kind_of(physical.operations[at], physical), []).append(stop - start)
+        found.setdefault(kinds[at], []).append(stop - start)
     return {kind: fmean(seconds) for kind, seconds in found.items()}
 
 
