@@ -9,6 +9,9 @@
 A constant is named by where it is: `kernels.last_wave` (sbp/planner/kernels.py), `step.straggling`
 (sbp/planner/replay/step.py), `framework.NAME.TRAIT` (sbp/planner/frameworks.yaml), `device.NAME.FIELD` and
 `tier.CLUSTER.TIER.FIELD` (sbp/planner/presets). Needs SciPy for --fit.
+
+Fits and what they print take the first configuration of a row that can mean several, and times in closed form; the
+tables without --fit simulate all of them and take the fastest that fits.
 """
 
 from __future__ import annotations

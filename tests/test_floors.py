@@ -115,6 +115,9 @@ def test_the_walk_sees_the_whole_package():
     assert {part_of(name) for name in MODULES} == set(FLOORS)
     assert all(f"sbp.{name}" in MODULES for name in LANGUAGE)
     assert len(IMPORTS) > 500
+    nested = {"sbp.frontend.aten.views": "front", "sbp.planner.replay.step": "planner"}
+    beside = {"sbp.comm.torch_distributed": "comm", "sbp.cuda.torch_kernels": "cuda"}
+    assert all(name in MODULES and part_of(name) == part for name, part in (nested | beside).items())
 
 
 @pytest.mark.parametrize("part", FLOORS)
