@@ -15,7 +15,8 @@ from sbp.ops.embedding import embedding_backward, take_along, take_along_backwar
 from sbp.ops.views import EVERY, expand, normal_axes, normal_axis, operand, reshape, unsqueeze
 
 
-def _ordered(x: tuple[int, ...], *, axis: Any, **attributes: Any) -> str:
+def ordered_rule(x: tuple[int, ...], *, axis: Any, **attributes: Any) -> str:
+    """The rule of an operator that moves or sums up elements along dimensions, which then are never split."""
     fixed = normal_axes(axis, len(x))
     names = [f"d{at}^" if at in fixed else f"d{at}" for at in range(len(x))]
     return f"{operand(names)} -> {' '.join(names)}"
@@ -24,7 +25,7 @@ def _ordered(x: tuple[int, ...], *, axis: Any, **attributes: Any) -> str:
 # -- turning and repeating ---------------------------------------------------------------------------------------------
 
 
-@operator(_ordered, **EVERY)
+@operator(ordered_rule, **EVERY)
 def flip(xp, x, *, axis):
     """Dimensions (an int or several) in reverse order."""
     return xp.flip(x, axis=normal_axes(axis, x.ndim))
@@ -40,7 +41,7 @@ flip.case("f32[2,5,3]", axis=(0, -1))
 flip.case("i64[7,1]", axis=0)
 
 
-@operator(_ordered, **EVERY)
+@operator(ordered_rule, **EVERY)
 def roll(xp, x, *, shift, axis):
     """Elements moved by `shift` places along a dimension; what leaves at one end enters at the other."""
     return xp.roll(x, shift, axis=axis)
@@ -77,7 +78,7 @@ def tile(x: Any, repeats: int, axis: int) -> Any:
 # -- scans -------------------------------------------------------------------------------------------------------------
 
 
-@operator(_ordered, linear="all", dtype=numeric)
+@operator(ordered_rule, linear="all", dtype=numeric)
 def cumsum(xp, x, *, axis, reverse=False):
     """Sums of all elements up to each one along a dimension, with `reverse` from the end."""
     if reverse:
@@ -95,7 +96,7 @@ cumsum.case("f32[5,3]", axis=0, reverse=True)
 cumsum.case("i64[3,4]", axis=-1)
 
 
-@operator(_ordered, dtype=numeric)
+@operator(ordered_rule, dtype=numeric)
 def cumprod(xp, x, *, axis):
     """Products of all elements up to each one along a dimension."""
     return xp.cumprod(x, axis=axis, dtype=x.dtype)
@@ -112,7 +113,7 @@ cumprod.case("i64[2,1,4]", axis=-1)
 
 
 def _pair(grad: tuple[int, ...], x: tuple[int, ...], *, axis: int) -> str:
-    left, _, right = _ordered(x, axis=axis).partition(" -> ")
+    left, _, right = ordered_rule(x, axis=axis).partition(" -> ")
     return f"{left}, {left} -> {right}"
 
 
@@ -146,7 +147,7 @@ def _sorted_types(x: TensorType, **attributes: Any) -> tuple[str, str]:
 
 
 def _sorted_rule(x: tuple[int, ...], *, axis: int, **attributes: Any) -> str:
-    left, _, right = _ordered(x, axis=axis).partition(" -> ")
+    left, _, right = ordered_rule(x, axis=axis).partition(" -> ")
     return f"{left} -> {right}, {right}"
 
 

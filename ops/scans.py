@@ -6,11 +6,11 @@ from typing import Any
 
 from sbp.operator import Operator, TensorType, operator
 from sbp.ops.embedding import take_along_backward
-from sbp.ops.order import _ordered
+from sbp.ops.order import ordered_rule
 
 
 def _scanned_rule(x: tuple[int, ...], *, axis: int) -> str:
-    left, _, right = _ordered(x, axis=axis).partition(" -> ")
+    left, _, right = ordered_rule(x, axis=axis).partition(" -> ")
     return f"{left} -> {right}, {right}"
 
 
@@ -56,7 +56,7 @@ for _op in (cummax, cummin):
     _scanning(_op)
 
 
-@operator(_ordered)
+@operator(ordered_rule)
 def logcumsumexp(xp, x, *, axis):
     """log of the sum of exp of all elements up to each one along a dimension, without overflow; -inf counts nothing."""
     return xp.logaddexp.accumulate(x, axis=axis)
@@ -74,7 +74,7 @@ logcumsumexp.case("f32[2,1,7]", axis=-1)
 
 
 def _backward_rule(grad: tuple[int, ...], *others: tuple[int, ...], axis: int) -> str:
-    left, arrow, right = _ordered(grad, axis=axis).partition(" -> ")
+    left, arrow, right = ordered_rule(grad, axis=axis).partition(" -> ")
     return f"{left}, {left}, {left} -> {right}"
 
 
