@@ -395,6 +395,18 @@ def test_example_values_say_how_inputs_are_drawn():
     assert graph.values["mask"].initial == Initial("constant", (1,))
 
 
+def test_short_integers_are_held_in_wider_ones():
+    """Inputs and buffers as well as what is computed: there is no i16."""
+    counts, moved = torch.arange(4, dtype=torch.int16), torch.tensor([5, -2, 0, 7], dtype=torch.int16)
+    module = Of(lambda self, x, moved: x * self.counts + moved, counts=counts)
+    x = torch.randn(8, 4)
+    imported = import_module(module, {"x": x, "moved": moved}, training=False)
+    assert {imported.graph.values[name].dtype for name in ("counts", "moved")} == {"i32"}
+    feeds = {"x": x.numpy(), "moved": moved.numpy(), **imported.state_arrays()}
+    (found,) = evaluate(imported.graph, feeds).values()
+    np.testing.assert_allclose(found, module(x, moved).numpy(), rtol=1e-6, atol=1e-6)
+
+
 def test_nodes_know_their_modules_and_lines():
     example = models.nano_gpt()
     imported = import_module(example.module, example.inputs, loss=example.loss, targets=example.targets)

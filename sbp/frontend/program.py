@@ -368,7 +368,7 @@ def translate(
     with builder:
         made = [work.operand(node) for node in outputs.values()]
         for placeholder, node in updates.items():
-            state = work.operand(work.placeholders[placeholder])
+            work.operand(work.placeholders[placeholder])  # declares it, where nothing else reads it
             state = builder.symbols[sources[placeholder].name]
             builder.update(state, as_type(work.operand(node), state.dtype))
     if work.unknown and on_unknown == "error":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sbp.dtype import dtype_named, is_floating
 from sbp.errors import FrontendError
 from sbp.frontend.translation import Context, translation
-from sbp.graph import Graph, Initial, Value
+from sbp.graph import Graph, Initial
 from sbp.optim import Optimizer, optimizer_named
 from sbp.passes.precision import Precision, precision_named
 from sbp.training import add_training
@@ -56,6 +56,8 @@ class Imported:
         Node of the forward graph -> "file:line" in the model's source.
     replicated
         Operators without translation that run through PyTorch on whole tensors (`on_unknown="replicate"`).
+    constants
+        Buffer of `forward` that holds a constant of the program -> its value, a tensor.
     """
 
     graph: Graph
@@ -320,7 +322,9 @@ def _initial(tensor: Any) -> Initial | None:
     """How example values like these are drawn: a constant, integers in their range, or normal numbers."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    kind = Value("", _type(tensor)).dtype
+    from sbp.frontend.program import Sizes
+
+    kind = Sizes({}).type(tensor).dtype
     if tensor.is_meta or isinstance(tensor, FakeTensor) or not tensor.numel() or tensor.numel() > 1 << 24:
         return None if is_floating(kind) else Initial("integers", (0, 2))
     flat = tensor.detach().reshape(-1)
@@ -330,12 +334,6 @@ def _initial(tensor: Any) -> Initial | None:
     if is_floating(kind):
         return Initial("normal", (float(flat.float().mean()), float(flat.float().std())))
     return Initial("integers", (max(int(low), 0), max(int(high), 0) + 1))
-
-
-def _type(tensor: Any) -> Any:
-    from sbp.operator import TensorType
-
-    return TensorType(tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2])
 
 
 def _outputs(traced: Any, training: bool, sources: Mapping[str, Source]) -> tuple[dict[str, Any], dict[str, Any]]:
