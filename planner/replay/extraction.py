@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from sbp.dtype import SIZES
-from sbp.graph import STATE_KINDS, Graph
+from sbp.graph import Graph
 from sbp.operator import REGISTRY, Operator
 from sbp.passes.recompute import block_of
 from sbp.planner.cost import VIEWS
 from sbp.planner.physical import COLLECTIVES, Box, Compute, PhysicalPlan
+from sbp.planner.places import constants_of
 from sbp.rule import Signature
 
 PARTS = ("embedding", "layer", "head")
@@ -85,7 +86,7 @@ class Program:
 def extract(graph: Graph, physical: PhysicalPlan) -> Program:
     """The program of a plan of one layer: its operations by part and phase."""
     parts = _parts(physical)
-    extraction = _Extraction(graph, physical, _weights(physical))
+    extraction = _Extraction(graph, physical, constants_of(physical))
     for at, operation in enumerate(physical.operations):
         if operation.phase != "optimizer":
             extraction.add(at, parts[at])
@@ -202,15 +203,6 @@ def _product(op: str, local: list[tuple[int, ...]]) -> tuple[int, int, int, int]
     return prod(left[:-2]), left[-2], right[-1], left[-1]
 
 
-def _weights(physical: PhysicalPlan) -> frozenset[int]:
-    """Registers that hold parameters and what is made of them alone, and gradients of parameters."""
-    known = {number for name, number in physical.sources.items() if physical.registers[number].kind in STATE_KINDS}
-    for operation in physical.operations:
-        if operation.inputs and all(number in known for number in operation.inputs):
-            known.update(operation.outputs)
-    return frozenset(known)
-
-
 def _parts(physical: PhysicalPlan) -> list[str]:
     """Per operation its part: by its module, and boxing by what makes a Partial value or else what reads it."""
     blocks = [
@@ -294,7 +286,7 @@ def _activations(physical: PhysicalPlan, parts: list[str]) -> dict[str, int]:
                     alias[number] = op.inputs[0]  # made again, or of the same memory
         else:
             kept.update(alias.get(number, number) for number in op.inputs)
-    weights = _weights(physical)
+    weights = constants_of(physical)
     total = dict.fromkeys(PARTS, 0)
     for number, at in made.items():
         if number in kept and number not in weights:
@@ -305,7 +297,7 @@ def _activations(physical: PhysicalPlan, parts: list[str]) -> dict[str, int]:
 def _stream_bytes(physical: PhysicalPlan, parts: list[str]) -> int:
     """Bytes of what the layer reads of the embedding."""
     outside = {n for at, op in enumerate(physical.operations) if parts[at] == "embedding" for n in op.outputs}
-    weights = _weights(physical)
+    weights = constants_of(physical)
     read = (
         physical.registers[number].bytes
         for at, op in enumerate(physical.operations)
