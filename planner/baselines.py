@@ -16,7 +16,7 @@ from sbp.graph import Graph
 from sbp.mesh import Mesh
 from sbp.nn.module import Module
 from sbp.planner.auto_parallel import auto_parallel
-from sbp.planner.cluster import Cluster
+from sbp.planner.cluster import MOST_MEMORY_BYTES, Cluster
 from sbp.planner.plan import Plan
 from sbp.planner.styles import (
     COLUMN_PARALLEL,
@@ -135,7 +135,7 @@ def compare(
         try:
             rows.append(Row(name, auto_parallel(model, machine, restriction=restriction, **arguments), True))
         except InfeasibleError as error:
-            unlimited: Mapping[str, Any] = {**arguments, "memory_limit": 1 << 60}
+            unlimited: Mapping[str, Any] = {**arguments, "memory_limit": MOST_MEMORY_BYTES}
             try:
                 rows.append(
                     Row(name, auto_parallel(model, machine, restriction=restriction, **unlimited), False, str(error))

@@ -19,6 +19,7 @@ from sbp.graph import Graph
 from sbp.layout import Broadcast
 from sbp.mesh import Mesh
 from sbp.planner.auto_parallel import auto_parallel
+from sbp.planner.cluster import MOST_MEMORY_BYTES
 from sbp.planner.physical import Box
 from sbp.planner.plan import Plan
 from sbp.planner.styles import (
@@ -45,7 +46,6 @@ ROLES: Mapping[str, Style] = {
 """Role of a mesh axis -> its style. Of several that fit, the first is taken."""
 
 DATA = tuple(role for role in ROLES if role.startswith("data"))
-UNLIMITED = 1 << 60
 TRIED = 3
 """Settings that are planned to find the nearest."""
 
@@ -201,7 +201,7 @@ def _plan_under(plan: Plan, roles: Mapping[int, str], seconds: float) -> tuple[P
         styles = [ROLES[roles[axis]] if axis in roles else DataParallel() for axis in range(mesh.ndim)]
         return Styles(graph, mesh, *styles)
 
-    limits = [plan.memory_limit, UNLIMITED] if plan.memory_limit is not None else [UNLIMITED]
+    limits = [plan.memory_limit, MOST_MEMORY_BYTES] if plan.memory_limit is not None else [MOST_MEMORY_BYTES]
     for limit in limits:
         try:
             made = auto_parallel(
