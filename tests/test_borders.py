@@ -3,7 +3,7 @@
 import weakref
 from dataclasses import replace
 from functools import wraps
-from itertools import product
+from itertools import cycle, product
 
 import numpy
 import pytest
@@ -206,14 +206,10 @@ def bytes_held(physical, graph, monkeypatch):
         return made
 
     monkeypatch.setattr(communicator, "permute", permute)
-    ranks = iter(())
+    ranks = cycle(range(physical.mesh.size))
 
     def counted(xp, mine, *others):
-        nonlocal ranks
-        rank = next(ranks, None)
-        if rank is None:
-            ranks = iter(range(physical.mesh.size))
-            rank = next(ranks)
+        rank = next(ranks)
         made = put_together(xp, mine, *others)
         if made.base is None and made is not mine:
             held.add(rank, made)
@@ -225,8 +221,7 @@ def bytes_held(physical, graph, monkeypatch):
     def watched(at, run):
         def inner(table):
             nonlocal held
-            fresh = Held(physical.mesh.size)
-            held.alive, held.most = fresh.alive, fresh.most
+            held = Held(physical.mesh.size)
             run(table)
             found[at] = max(held.most)
 
