@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sbp.errors import ClusterError
 from sbp.fields import is_finite_number
+from sbp.wording import nearest_known
 
 PEAK_TYPES = ("f64", "f32", "tf32", "bf16", "f16", "fp8")
 """Element types that a device can state a peak for."""
@@ -379,7 +379,7 @@ class Cluster:
         """
         folder = _preset_folder()
         if name not in presets():
-            raise ClusterError(f"no cluster preset is called {name!r}; {_near(name, presets())}.")
+            raise ClusterError(f"no cluster preset is called {name!r}; {nearest_known(name, presets())}.")
         return cls.load(folder / f"{name}.yaml")._resized(nodes, devices_per_node)
 
     @classmethod
@@ -395,7 +395,7 @@ class Cluster:
         if Path(text).suffix in (".yaml", ".yml", ".json") or "/" in text or Path(text).exists():
             return cls.load(text)._resized(nodes, devices_per_node)
         raise ClusterError(
-            f"{text!r} is neither a cluster preset nor a file; {_near(text, presets())}, "
+            f"{text!r} is neither a cluster preset nor a file; {nearest_known(text, presets())}, "
             "or give the path of a YAML file."
         )
 
@@ -457,15 +457,6 @@ def _preset_folder() -> Path:
     return Path(__file__).parent / "presets"
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    """A sentence's end that names the nearest known name, and all of them."""
-    known = list(known)
-    text = name.lower()
-    begun = [one for one in known if text and one.startswith(text)]  # "a100" is nearer to "h100" letter by letter
-    close = begun or difflib.get_close_matches(text, known, n=1, cutoff=0.5)
-    return (f"did you mean {' or '.join(close)}? Known" if close else "known") + f" are {', '.join(known)}"
-
-
 def _fields_of(kind: type, data: Any, place: str) -> dict[str, Any]:
     """The keys of a JSON object, checked against a dataclass's fields."""
     if not isinstance(data, Mapping):
@@ -473,7 +464,7 @@ def _fields_of(kind: type, data: Any, place: str) -> dict[str, Any]:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in data:
         if key not in fields:
-            raise ClusterError(f"{place}: unknown key {key!r}; {_near(str(key), fields)}.")
+            raise ClusterError(f"{place}: unknown key {key!r}; {nearest_known(str(key), fields)}.")
     for name, field in fields.items():
         if name not in data and field.default is dataclasses.MISSING:
             raise ClusterError(f"{place}: the key {name!r} is missing.")

@@ -39,9 +39,8 @@ A GB is 1e9 bytes, a GiB 2**30. Numbers are read as exact decimals, so that a sa
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from pathlib import Path
@@ -51,6 +50,7 @@ import yaml
 
 from sbp.errors import ClusterError
 from sbp.planner.cluster import PEAK_TYPES, Cluster, Device, Tier
+from sbp.wording import nearest_known
 
 _EXACT = Context(prec=1000, traps=[])
 """Enough digits for every float64 as a decimal; what overflows becomes infinite and is rejected."""
@@ -198,7 +198,7 @@ class _Reader:
         found = self.children(node, place)
         for name, (key, _) in found.items():
             if name not in keys:
-                raise self.fail(key, f"unknown key {name!r} in {place}; {_suggestion(name, keys)}.")
+                raise self.fail(key, f"unknown key {name!r} in {place}; {nearest_known(name, keys)}.")
         missing = [name for name, key in keys.items() if key.required and name not in found]
         if missing:
             raise self.fail(node, f"{place} lacks the key {', '.join(map(repr, missing))}; add it.")
@@ -242,7 +242,7 @@ class _Reader:
             for name, (name_node, _) in table.items():
                 if name not in PEAK_TYPES:
                     raise self.fail(
-                        name_node, f"unknown element type {name!r} in {place}; {_suggestion(name, PEAK_TYPES)}."
+                        name_node, f"unknown element type {name!r} in {place}; {nearest_known(name, PEAK_TYPES)}."
                     )
             return {name: float(self.number(value, f"{place}.{name}", key)) for name, (_, value) in table.items()}
         if key.takes == "operators":
@@ -302,12 +302,6 @@ def _shown(node: yaml.Node) -> str:
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     return repr(node.value) if node.value else "nothing"
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return (f"did you mean {close[0]}? Known" if close else "known") + f" are {', '.join(known)}"
 
 
 def dump_cluster(cluster: Cluster) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from sbp.errors import ClusterError
+from sbp.wording import nearest_known
 
 ATTENTION = ("stored", "fused")
 _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
@@ -125,9 +125,7 @@ class Framework:
         """
         known = _read()
         if name not in known:
-            near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}? Known" if near else "known"
-            raise ClusterError(f"no framework is called {name!r}; {hint} are {', '.join(known)}.")
+            raise ClusterError(f"no framework is called {name!r}; {nearest_known(name, known)}.")
         return known[name]
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from sbp.errors import PipelineError
 from sbp.planner.pipeline import PHASES, check_whole
+from sbp.wording import nearest_known
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 """What `schedule_named` knows."""
@@ -228,9 +228,7 @@ def chunks_named(name: str) -> int | None:
     """
     base, colon, number = name.partition(":")
     if base not in SCHEDULES:
-        near = get_close_matches(base, SCHEDULES, n=1)
-        hint = f"did you mean {near[0]}? Known" if near else "known"
-        raise PipelineError(f"no schedule is called {name!r}; {hint} are {', '.join(SCHEDULES)}.")
+        raise PipelineError(f"no schedule is called {name!r}; {nearest_known(base, SCHEDULES)}.")
     if not colon:
         return None
     if base != "interleaved" or not number.isdecimal() or int(number) < 1:
