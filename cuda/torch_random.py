@@ -58,18 +58,19 @@ def _uniform(bits: torch.Tensor) -> torch.Tensor:
 def dropout(xp, x, *step, rate, seed=0, offset=None, global_shape=None):
     if rate == 0:
         return x
-    place = (0,) * x.ndim if offset is None else tuple(offset)
-    whole = tuple(x.shape) if global_shape is None else tuple(global_shape)
-    bits = random_bits(tuple(x.shape), place, whole, seed, step[0] if step else None, 0, x.device)
+    bits = _bits(step, x.shape, seed, offset, global_shape, 0, x.device)
     keep = (_right(bits, 11) >= round(rate * 2**53)).reshape(x.shape)
     return torch.where(keep, x * (1 / (1 - rate) if rate < 1 else 0.0), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def _bits(step: Any, shape: Any, seed: int, offset: Any, global_shape: Any, stream: int = 0) -> torch.Tensor:
+def _bits(
+    step: Any, shape: Any, seed: int, offset: Any, global_shape: Any, stream: int = 0, device: Any = None
+) -> torch.Tensor:
     shape = tuple(shape)
     place = (0,) * len(shape) if offset is None else tuple(offset)
     whole = shape if global_shape is None else tuple(global_shape)
-    device = step[0].device if step else torch.empty(0).device  # the default device, which the caller sets
+    if device is None:
+        device = step[0].device if step else torch.empty(0).device  # the default device, which the caller sets
     return random_bits(shape, place, whole, seed, step[0] if step else None, stream, device)
 
 
