@@ -142,8 +142,10 @@ def test_a_network_split_in_space_equals_the_unsharded_one(mesh, rows):
 @pytest.mark.parametrize("name", [op.name for op in REGISTRY_OPERATORS if op.borders])
 def test_kernels_of_torch_take_the_same_borders(name):
     """The rule's signatures with torch's kernel in place of NumPy's, on the operator's own cases."""
-    backend_of = pytest.importorskip("sbp.cuda.torch_backend", reason="needs torch", exc_type=ImportError)
-    backend, right = backend_of.TorchBackend(), REGISTRY[name]
+    pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'sbp[torch]')")
+    from sbp.cuda.torch_backend import TorchBackend
+
+    backend, right = TorchBackend(), REGISTRY[name]
     kernel = backend.kernel(name, right.kernel)
 
     @wraps(right.kernel)

@@ -354,8 +354,14 @@ def test_interrupting_the_search_aside_keeps_its_best_choice_and_leaves_no_proce
     write_problem(random_problem(2, nodes=3000, most=8, edges=1.5, quantile=0.9), tmp_path / "hard.json.gz")
     command = [sys.executable, "-m", "sbp.cli", "solve", str(tmp_path / "hard.json.gz"), "--json", "--quiet"]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(part for part in sys.path if part))
+    # In the background a shell has its children ignore Ctrl-C, and theirs as well.
     process = subprocess.Popen(
-        [*command, "--time-limit", "300"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [*command, "--time-limit", "300"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 120
@@ -369,7 +375,7 @@ def test_interrupting_the_search_aside_keeps_its_best_choice_and_leaves_no_proce
         process.kill()
     data = json.loads(out)
     assert process.returncode == 0 and "Traceback" not in err
-    assert data["status"] in ("feasible", "optimal") and data["lower_bound"] <= data["objective"]
+    assert data["status"] == "feasible" and data["lower_bound"] < data["objective"]
     assert not any(os.path.exists(f"/proc/{number}") for number in aside)
 
 
